@@ -13,28 +13,18 @@ import (
 // -benchmem ./spmd
 func BenchmarkCollective(b *testing.B) {
 	w, err := spmd.Open(spmdtest.Config())
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	x, err := spmd.Alloc[float32](w, 2)
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	y, err := spmd.Alloc[float32](w, 2)
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	s, err := w.NewStream("bench")
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 	for _, call := range everyCall(2) {
 		b.Run(call.kind.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := call.do(w.Comm(), y, x, 0); err != nil {
-					b.Fatal(err)
-				}
+				spmdtest.Must(b, call.do(w.Comm(), y, x, 0))
 			}
 		})
 	}
@@ -42,14 +32,10 @@ func BenchmarkCollective(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for n := 0; b.Loop(); n++ {
-				if err := call(); err != nil {
-					b.Fatal(err)
-				}
+				spmdtest.Must(b, call())
 				if n%1000 == 999 { // or the queue grows without end
 					b.StopTimer()
-					if err := s.Synchronize(); err != nil {
-						b.Fatal(err)
-					}
+					spmdtest.Must(b, s.Synchronize())
 					b.StartTimer()
 				}
 			}
@@ -57,9 +43,7 @@ func BenchmarkCollective(b *testing.B) {
 	}
 	enqueue("EnqueueAllReduce", func() error { return spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum) })
 	enqueue("EnqueueKernel", func() error { return nop.Launch(s, spmd.Cover1D(1, 1), x.Arg(), y.Arg(), spmd.I32(3)) })
-	if err := w.Close(); err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, w.Close())
 }
 
 // An all-reduce of 8 B between ranks that are goroutines of one process.
@@ -71,7 +55,5 @@ func BenchmarkLocal(b *testing.B) {
 		}
 		return commtest.Turns(b, w.Rank(), func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Max) })
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, err)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd/internal/transport/route"
 )
 
@@ -14,9 +15,7 @@ func TestEmptyConfig(t *testing.T) {
 	var flags, empty Config
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	flags.forJob().Flags(fs, route.Names())
-	if err := errors.Join(fs.Parse(nil), empty.forJob().Complete(route.Names())); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(fs.Parse(nil), empty.forJob().Complete(route.Names())))
 	values := func(c Config) [6]string {
 		return [6]string{c.Device, c.Collectives, c.Symmetric, c.Check, c.LogLevel, c.LogFormat}
 	}

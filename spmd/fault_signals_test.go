@@ -333,9 +333,7 @@ func TestNohup(t *testing.T) {
 	}
 	out := &transcript{news: make(chan struct{}, 1), started: func() {}}
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // the status says it

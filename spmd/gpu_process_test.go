@@ -35,9 +35,7 @@ func TestGPUsOfOneProcess(t *testing.T) {
 	// has, and ranks that share one need many.
 	env := []string{"SPMDTEST_DEVICE=cuda", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
 	testkit.RunWithLibraries(t, func(string) {}, env, func(t *testing.T) {
-		if err := cuda.Load(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, cuda.Load())
 		gpus, err := cuda.Count()
 		must(t, err)
 		for _, tc := range []struct {

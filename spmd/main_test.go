@@ -184,9 +184,7 @@ func TestMainRunsTheProgram(t *testing.T) {
 			}
 		}
 		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		var got struct {
 			Sum   float32
 			Ranks int
@@ -394,12 +392,8 @@ func TestSignal(t *testing.T) {
 		}
 		cmd.WaitDelay = 5 * time.Second
 		out, err := cmd.StderrPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := mpirun.Start(cmd); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, mpirun.Start(cmd))
 		text := ""
 		for buf := make([]byte, 4096); !strings.Contains(text, "asleep"); {
 			n, err := out.Read(buf)
@@ -407,9 +401,7 @@ func TestSignal(t *testing.T) {
 				t.Fatalf("it ended before it slept: %s", text)
 			}
 		}
-		if err := cmd.Process.Signal(tc.sig); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, cmd.Process.Signal(tc.sig))
 		var rest bytes.Buffer
 		_, _ = rest.ReadFrom(out)
 		_ = cmd.Wait()

@@ -17,13 +17,9 @@ func TestReadmeProgram(t *testing.T) {
 	spmdtest.HostOnly(t, "it compiles a program, which a machine with GPUs may not be able to")
 	t.Parallel()
 	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	_, rest, _ := strings.Cut(string(readme), "```go\n")
 	program, rest, ok := strings.Cut(rest, "```")
 	section, _, _ := strings.Cut(rest, "\n## ")
@@ -37,9 +33,7 @@ func TestReadmeProgram(t *testing.T) {
 		t.Fatal("README.md has no program, or does not say how to run it")
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666))
 	// The modules are those that make build has fetched: a newcomer has not run make lint.
 	script := `cache=$(go env GOMODCACHE)/cache/download
 export GOMODCACHE=$PWD/.modules GOFLAGS="$GOFLAGS -modcacherw"

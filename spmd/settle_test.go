@@ -136,7 +136,5 @@ func BenchmarkAt(b *testing.B) {
 		}
 		return nil
 	}
-	if err := spmd.Local(b.Context(), spmdtest.Config(), 1, read); err != nil {
-		b.Fatal(err)
-	}
+	spmdtest.Must(b, spmd.Local(b.Context(), spmdtest.Config(), 1, read))
 }

@@ -17,12 +17,7 @@ type mode struct {
 	run  func(t *testing.T, w *spmd.World, fn func(c spmd.Comm) error)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = spmdtest.Must
 
 func alloc[T spmd.Stored](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
 	t.Helper()

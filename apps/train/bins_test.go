@@ -28,9 +28,7 @@ func TestBinData(t *testing.T) {
 	}
 	plain := traintest.Write(t, dir, "text.txt", some.String())
 	ids, err := text.TokensOf(text.NewGPT2(), some.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	var tokens []uint16
 	for _, id := range append(ids, text.GPT2End) {
 		tokens = append(tokens, uint16(id))

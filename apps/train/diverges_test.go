@@ -41,9 +41,7 @@ func TestBadCheckpoint(t *testing.T) {
 			finish(t, 0, args...)
 			steps := func() (names []string) {
 				there, err := filepath.Glob(filepath.Join(dir, "step-*"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
 				return there
 			}
 			if want := []string{stepDir(dir, 3), stepDir(dir, 4)}; !slices.Equal(steps(), want) {
@@ -77,9 +75,7 @@ func TestBadCheckpoint(t *testing.T) {
 					t.Errorf("start %d leaves %v, want %v", start, steps(), want)
 				}
 			}
-			if err := os.RemoveAll(stepDir(dir, 5)); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, os.RemoveAll(stepDir(dir, 5)))
 			r, _ := finish(t, 0, append(args, "--steps", "6", "--val-batches", "1")...)
 			if r.steps[0].Step != 5 || r.summary.Skipped != 0 {
 				t.Errorf("it goes on with %+v to %+v", r.steps[0], r.summary)

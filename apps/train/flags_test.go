@@ -30,9 +30,7 @@ func train(t *testing.T, ranks int, args ...string) spmdtest.Ended {
 func lookPath(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return path
 }
 
@@ -186,18 +184,14 @@ func testRun(t *testing.T, dtype string) {
 		}
 	}
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	if len(lines) != 4 {
 		t.Fatalf("%d lines of JSON, want 3 steps and a summary:\n%s", len(lines), b)
 	}
 	for i, line := range lines {
 		var rec map[string]any
-		if err := json.Unmarshal([]byte(line), &rec); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, json.Unmarshal([]byte(line), &rec))
 		fields := []string{"step", "loss", "lr", "grad_norm", "tokens", "tok_s", "ms"}
 		if i == 3 {
 			fields = []string{"summary", "params", "tok_s", "mfu", "loss_first", "loss_last", "val_loss", "ranks",

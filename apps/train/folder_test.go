@@ -15,9 +15,7 @@ import (
 func loggedIn(t *testing.T, dir string) told {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "log.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	var r told
 	for line := range strings.Lines(string(text)) {
 		r.add(t, []byte(line))

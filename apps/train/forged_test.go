@@ -27,9 +27,7 @@ func TestTruncatedTokenFile(t *testing.T) {
 	if err != nil || len(files) != 1 {
 		t.Fatalf("token files %v, %v", files, err)
 	}
-	if err := os.Truncate(files[0], 0); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, os.Truncate(files[0], 0))
 	status, log := j.end(t), j.stderr.String()
 	want := files[0] + ": its tokens are gone: it was truncated while it was in use"
 	if status != 1 || strings.Count(log, want) != 1 || strings.Contains(log, "goroutine ") ||
@@ -54,9 +52,7 @@ func TestForgedCheckpoint(t *testing.T) {
 	}
 	index := filepath.Join(stepDir(dir, 2), "index.json")
 	good, err := os.ReadFile(index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	setting := func(name, value string) func(meta map[string]any) {
 		return func(meta map[string]any) { meta["settings"].(map[string]any)[name] = value }
 	}
@@ -87,14 +83,10 @@ func TestForgedCheckpoint(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var x map[string]any
-			if err := json.Unmarshal(good, &x); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, json.Unmarshal(good, &x))
 			tc.forge(x["meta"].(map[string]any))
 			text, err := json.Marshal(x)
-			if err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
 			dir := only(t, dir, 2)
 			traintest.Write(t, stepDir(dir, 2), "index.json", string(text))
 			traintest.Write(t, stepDir(dir, 2), "COMPLETE",

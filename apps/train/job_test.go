@@ -182,9 +182,7 @@ func begin(t *testing.T, ranks int, env []string, args ...string) *job {
 func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...string) *job {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), mpirun.Limit(t))
 	args = append(slices.Clone(args), "--json", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.Fd()))
 	j := &job{ended: make(chan struct{}), out: bufio.NewScanner(r)}
@@ -193,9 +191,7 @@ func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...s
 		j.cmd.Path, j.cmd.Args = launcher[0], slices.Concat(launcher, os.Args[:1], args)
 	}
 	j.cmd.Stderr = &j.stderr
-	if err := mpirun.Start(j.cmd); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, mpirun.Start(j.cmd))
 	go func() {
 		defer close(j.ended)
 		j.own, _ = mpirun.Wait(j.cmd, j.stderr.String) // its error is the status
@@ -232,9 +228,7 @@ func (j *job) end(t *testing.T) int {
 func (j *job) ranks(t *testing.T) []int {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	var pids []int
 	for _, name := range stats {
 		b, err := os.ReadFile(name)
@@ -245,9 +239,7 @@ func (j *job) ranks(t *testing.T) []int {
 		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 		if len(f) > 1 && f[1] == strconv.Itoa(j.cmd.Process.Pid) {
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
 			pids = append(pids, pid)
 		}
 	}

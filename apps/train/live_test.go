@@ -35,14 +35,10 @@ func TestLive(t *testing.T) {
 			cmd := spmdtest.Command(t.Context(), t, tc.ranks, nil,
 				smallRun(t, tc.steps, "--log-every", "1000", "--val-batches", "0")...)
 			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, err)
 			cmd.Stderr, cmd.Stdin = p.Far, p.Far
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
-			if err := mpirun.Start(cmd); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, mpirun.Start(cmd))
 			steps := 0
 			for buf := make([]byte, 1<<10); ; {
 				n, err := out.Read(buf)
@@ -54,9 +50,7 @@ func TestLive(t *testing.T) {
 				if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
 					break
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
 			}
 			err = cmd.Wait()
 			ended := (*exec.ExitError)(nil)

@@ -68,9 +68,7 @@ func TestResumeKeepsDType(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		line := regexp.MustCompile(fmt.Sprintf(`checkpoint saved steps=%d to=%s bytes=%d seconds=\d+\.\d\d `,
 			n, regexp.QuoteMeta(stepDir(dir, n)), size))
 		if !line.MatchString(log) {

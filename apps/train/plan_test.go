@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"lockstep/apps/train/run"
+	"lockstep/internal/testkit"
 )
 
 // `train plan` prints what run.Options.Plan proposes. It ignores the flags of every
@@ -60,9 +61,7 @@ func TestThousands(t *testing.T) {
 			Messages: [2]float64{0.021, 0.021}},
 			{Flags: []string{"--pp", "2"}, Bytes: 2e9, Low: 900, High: 950, Bubble: 0.126,
 				Messages: [2]float64{0.05, 0.1}}}}
-	if err := showPlan(&b, &p); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, showPlan(&b, &p))
 	if want := "842k parameters on 2 x L4 with 24 GB each; the fastest first\n" +
 		"  --batch 4  3.0 GB  1k tokens/s          messages 2 %\n  --pp 2     2.0 GB  900 to 950 tokens/s  messages " +
 		"5 to 10 %  bubble 13 %\n"; b.String() != want {

@@ -38,9 +38,7 @@ func TestRestarts(t *testing.T) {
 		ranks, []string{marker}, append(args, "--checkpoint", dir, "--save-every", "1")...)
 	for i, victim := range []int{1, 0} {
 		j.read(t, 12)
-		if err := syscall.Kill(rankOf(t, marker, victim), syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, syscall.Kill(rankOf(t, marker, victim), syscall.SIGKILL))
 		at := time.Now()
 		j.await(t, fmt.Sprintf("restart %d of 3 in 1s", i+1))
 		said := regexp.MustCompile(fmt.Sprintf(

@@ -27,9 +27,7 @@ func only(t *testing.T, dir string, steps ...int) string {
 	t.Helper()
 	to := t.TempDir()
 	for _, n := range steps {
-		if err := os.CopyFS(stepDir(to, n), os.DirFS(stepDir(dir, n))); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, os.CopyFS(stepDir(to, n), os.DirFS(stepDir(dir, n))))
 	}
 	return to
 }
@@ -168,13 +166,9 @@ func TestResumeDamaged(t *testing.T) {
 	}
 	for i, file := range []string{shards[1], filepath.Join(stepDir(dir, 4), "COMPLETE")} {
 		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		b[len(b)-1] ^= 1
-		if err := os.WriteFile(file, b, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, os.WriteFile(file, b, 0o666))
 		after := 4 - 2*i
 		got, log := finishQuickly(t, 2, append(args, "--checkpoint", only(t, dir, 2, 4, 6))...)
 		compareRuns(t, got, want, after, 0)
@@ -213,9 +207,7 @@ func TestSaveFails(t *testing.T) {
 			t.Errorf("the save of step %d fails: status %d, %d steps, summary %v, stderr:\n%s",
 				tc.failing, status, len(j.steps), j.summary, log)
 		}
-		if err := os.Remove(block); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, os.Remove(block))
 		got, _ := finish(t, 2, args...)
 		compareRuns(t, got, want, tc.saved, 0)
 	}
@@ -325,9 +317,7 @@ func TestPreempted(t *testing.T) {
 				if tc.rank >= 0 {
 					pid = j.ranks(t)[tc.rank]
 				}
-				if err := syscall.Kill(pid, tc.signal); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, syscall.Kill(pid, tc.signal))
 				// mpirun's status is then 1, whatever the ranks' is
 				if status := j.end(t); status != tc.status && !terminated {
 					t.Fatalf("status %d, want %d; stderr:\n%s", status, tc.status, &j.stderr)
@@ -366,9 +356,7 @@ func TestTwoJobs(t *testing.T) {
 		t.Errorf("a second job: status %d, %d steps", status, len(two.steps))
 	}
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	want := fmt.Sprintf("%s is in use by %s on host %s, process ", dir, filepath.Base(os.Args[0]), host)
 	said := false
 	for line := range strings.Lines(two.stderr.String()) {
@@ -380,9 +368,7 @@ func TestTwoJobs(t *testing.T) {
 	if !said || strings.Contains(two.stderr.String(), "remove") {
 		t.Errorf("a second job does not say that %s:\n%s", want, &two.stderr)
 	}
-	if err := one.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, one.cmd.Process.Signal(syscall.SIGUSR1))
 	if status := one.end(t); status != 0 {
 		t.Fatalf("the first job: status %d\n%s", status, &one.stderr)
 	}
@@ -414,15 +400,11 @@ func TestRequeued(t *testing.T) {
 		pid int
 		syscall.Signal
 	}{{pids[0], syscall.SIGSTOP}, {pids[1], syscall.SIGUSR1}} { // asked to end, and held up
-		if err := syscall.Kill(signal.pid, signal.Signal); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, syscall.Kill(signal.pid, signal.Signal))
 	}
 	requeued := begin(t, ranks, slurm(1), args...)
 	requeued.await(t, "waits a little")
-	if err := syscall.Kill(pids[0], syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, syscall.Kill(pids[0], syscall.SIGCONT))
 	if status := old.end(t); status != 0 || old.summary != nil {
 		t.Fatalf("the old half: status %d\n%s", status, &old.stderr)
 	}
@@ -431,9 +413,7 @@ func TestRequeued(t *testing.T) {
 	if len(requeued.steps) != 2 || requeued.steps[0].Step != last+1 {
 		t.Errorf("after step %d the requeued job begins with %+v\n%s", last, requeued.steps, &requeued.stderr)
 	}
-	if err := requeued.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, requeued.cmd.Process.Signal(syscall.SIGUSR1))
 	if status := requeued.end(t); status != 0 {
 		t.Errorf("the requeued job: status %d\n%s", status, &requeued.stderr)
 	}

@@ -71,9 +71,7 @@ func TestOverlap(t *testing.T) {
 func callsOf(t *testing.T, file string) map[string]int {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	var trace struct {
 		TraceEvents []struct {
 			Ph, Name string
@@ -81,9 +79,7 @@ func callsOf(t *testing.T, file string) map[string]int {
 			Args     struct{ Name string }
 		}
 	}
-	if err := json.Unmarshal(text, &trace); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, json.Unmarshal(text, &trace))
 	streams, calls := map[int]string{}, map[string]int{}
 	for _, e := range trace.TraceEvents {
 		if e.Pid == 0 && e.Ph == "M" && e.Name == "thread_name" {

@@ -34,9 +34,7 @@ func TestSampleLikeTransformers(t *testing.T) {
 	}
 	const prompt = "func (r *Reader) Read("
 	ids, err := text.TokensOf(text.NewGPT2(), prompt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	for _, within := range []bool{false, true} {
 		args := []string{"sample", dir, "--prompt", prompt, "--temperature", "0", "--dtype", "float32", "--ignore-end",
 			"--json", "-", "--max-tokens", fmt.Sprint(count)}
@@ -50,18 +48,14 @@ func TestSampleLikeTransformers(t *testing.T) {
 			t.Fatalf("sample: status %d, %v\n%s%s", p.Status, err, p.Stdout, p.Stderr)
 		}
 		given, err := json.Marshal(slices.Concat(before, ids))
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		out, err := exec.Command("python3", filepath.Join("testdata", "greedy.py"), folder, fmt.Sprint(count),
 			string(given)).Output()
 		if err != nil {
 			t.Fatalf("transformers: %v", err)
 		}
 		var want []int32
-		if err := json.Unmarshal(out, &want); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, json.Unmarshal(out, &want))
 		if !slices.Equal(rec.IDs, want) {
 			t.Errorf("in the middle of a document: %v: sample goes on with %v, transformers with %v",
 				within, rec.IDs, want)

@@ -39,9 +39,7 @@ func TestExport(t *testing.T) {
 	}
 	read := func(dir string) []byte {
 		b, err := os.ReadFile(filepath.Join(dir, "model.safetensors"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		return b
 	}
 	if !bytes.Equal(read(first), read(second)) {

@@ -7,6 +7,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 )
@@ -43,9 +44,7 @@ func benchWorld(b *testing.B) *spmd.World {
 	b.Helper()
 	if benchWorlds.w == nil {
 		w, err := spmd.Open(spmd.Config{LogLevel: "error"})
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		benchWorlds.w = w
 	}
 	return benchWorlds.w
@@ -62,14 +61,10 @@ func newBench[A ops.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 	cfg := layout.Presets["gpt2"]
 	cfg.Vocab = 50257
 	m, err := NewModel[A](w, cfg, sh.b, sh.t)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	b.Cleanup(func() { _ = m.Close() })
 	s, err := w.NewStream("bench")
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	b.Cleanup(func() { _ = s.Close() })
 	x := &bench[A]{}
 	tokens := func(seed uint64) spmd.Buffer[int32] {
@@ -77,20 +72,14 @@ func newBench[A ops.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 		if err == nil {
 			err = t.CopyFrom(traintest.RandomTokens(sh.b*sh.t, cfg.Vocab, seed))
 		}
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		b.Cleanup(func() { _ = t.Free() })
 		return t
 	}
 	x.batch = batchOf(b, w, tokens(1), tokens(2), sh.b, sh.t, cfg.Vocab)
 	x.enqueue = m.on(s, x.batch, FromZero, ops.Mode{})
-	if err := m.Init(1); err != nil {
-		b.Fatal(err)
-	}
-	if err := m.Refresh(s); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, m.Init(1))
+	testkit.Must(b, m.Refresh(s))
 	x.step(b)
 	if err := blas.Tune(w); err != nil { // as train does
 		b.Fatal(err)
@@ -99,12 +88,8 @@ func newBench[A ops.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 }
 
 func (x *bench[A]) step(b *testing.B) {
-	if err := x.m.ForwardBackward(x.S, x.batch, 1/float32(x.N), true, nil); err != nil {
-		b.Fatal(err)
-	}
-	if err := x.S.Synchronize(); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, x.m.ForwardBackward(x.S, x.batch, 1/float32(x.N), true, nil))
+	testkit.Must(b, x.S.Synchronize())
 }
 
 // onShapes runs a benchmark for each shape.
@@ -197,9 +182,7 @@ func benchKernels[A ops.Act](b *testing.B, x *bench[A]) {
 			// into infinities and denormal numbers.
 			x.step(b)
 			k.run()
-			if err := e.S.Synchronize(); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, e.S.Synchronize())
 			b.ResetTimer()
 			for range b.N {
 				k.run()

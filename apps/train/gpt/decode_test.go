@@ -52,18 +52,14 @@ func testDecode[A ops.Act](t *testing.T, w *spmd.World, cases []decodeCase) {
 	for _, c := range cases {
 		m, s := testModel[A](t, w, c.cfg, traintest.RandomParams(c.cfg, 1), 1)
 		d, err := NewDecoder(s, c.cfg, m.Weights, m.Half, c.cfg.SeqMax)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		tokens := traintest.RandomTokens(min(c.cfg.SeqMax, c.first+9), c.cfg.Vocab, 3)
 		var all [2][][]float32
 		for round := range all { // the second time after a reset, with everything seen
 			d.Reset()
 			for at, n := 0, c.first; at < len(tokens); at, n = at+n, 1 {
 				got, err := d.Next(tokens[at : at+n])
-				if err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
 				if d.Len() != at+n {
 					t.Fatalf("%d tokens, want %d", d.Len(), at+n)
 				}
@@ -72,12 +68,8 @@ func testDecode[A ops.Act](t *testing.T, w *spmd.World, cases []decodeCase) {
 					continue
 				}
 				out, err := m.Logits(s, traintest.BufferOf(t, w, tokens[:at+n]), 0)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := s.Synchronize(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
+				spmdtest.Must(t, s.Synchronize())
 				want, largest := traintest.ValuesOf(t, out), 0.0
 				for _, v := range want {
 					largest = max(largest, math.Abs(float64(v)))
@@ -98,12 +90,8 @@ func testDecode[A ops.Act](t *testing.T, w *spmd.World, cases []decodeCase) {
 		if _, err := d.Next(make([]int32, c.cfg.SeqMax-d.Len()+1)); err == nil {
 			t.Error("more tokens than positions are taken")
 		}
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, d.Close())
+		spmdtest.Must(t, m.Close())
 	}
 	traintest.Measured(t, "largest difference of a "+nameOf[A]()+
 		" logit with cached keys and values, relative to the largest logit", worst)

@@ -86,9 +86,7 @@ func fresh[T ops.Act](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
 func put[T ops.Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T] {
 	t.Helper()
 	b, err := spmd.Alloc[T](w, len(x)+guard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	all := make([]T, b.Len())
 	for i := range all {
 		v := float32(7)
@@ -102,9 +100,7 @@ func put[T ops.Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T] {
 			*p = spmd.ToBF16(v)
 		}
 	}
-	if err := b.CopyFrom(all); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, b.CopyFrom(all))
 	return b
 }
 
@@ -221,9 +217,7 @@ func testLaunches[A ops.Act](t *testing.T, w *spmd.World) {
 				l.lossParts(parts)
 			}
 		}
-		if err := m.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, m.Close())
 	}
 }
 
@@ -236,9 +230,7 @@ func TestLayerNormOfManyRows(t *testing.T) {
 		l := &launches[spmd.BF16]{t, w, m.on(s, Batch{B: b, T: tt}, FromZero, ops.Mode{}),
 			rand.New(rand.NewPCG(1, 2))}
 		l.layerNorm()
-		if err := m.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, m.Close())
 	})
 }
 
@@ -454,9 +446,7 @@ func TestBadTokens(t *testing.T) {
 						traintest.Small.Vocab), 0.25, true, nil); err != nil {
 					t.Fatal(err)
 				}
-				if err := s.Synchronize(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, s.Synchronize())
 				if !math.IsNaN(m.Loss.At(0)) {
 					t.Errorf("token %d, input or target %d: loss %v", bad, where, m.Loss.At(0))
 				}

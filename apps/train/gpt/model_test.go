@@ -46,9 +46,7 @@ func nameOf[A ops.Act]() string {
 func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, vocab int) Batch {
 	t.Helper()
 	tokens := make([]int32, in.Len())
-	if err := in.CopyTo(tokens); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, in.CopyTo(tokens))
 	return Batch{In: in, Targets: targets, Sorted: sortedBuffer(t, w, tokens, vocab), B: b, T: n}
 }
 
@@ -75,9 +73,7 @@ func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.B
 	if err == nil {
 		err = b.CopyFrom(list)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return b
 }
 

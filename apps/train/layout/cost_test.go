@@ -3,14 +3,14 @@ package layout
 import (
 	"math"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 // Estimates are as near to measurements on H200s as docs/speed.md says.
 func TestMeasured(t *testing.T) {
 	g, err := ParseGPU("H200")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// The larger models ran before attention's backward pass and LayerNorm became faster.
 	before := measured
 	before.Attention, before.Norm = 200e12, 9.43e-12
@@ -47,9 +47,7 @@ func TestMeasured(t *testing.T) {
 // Some relations hold for estimates at any rates.
 func TestStep(t *testing.T) {
 	g, err := ParseGPU("H100")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	m := NodesOf(g, 8)
 	base := Presets["gpt2-xl"]
 	base.Vocab = 50257

@@ -15,6 +15,7 @@ import (
 
 	"lockstep/apps/train/text"
 	"lockstep/internal/safetensors"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -30,14 +31,10 @@ type hfFile map[string]struct {
 func readHF(t *testing.T, path string) hfFile {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	n := binary.LittleEndian.Uint64(b)
 	f := hfFile{}
-	if err := json.Unmarshal(b[8:8+n], &f); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(b[8:8+n], &f))
 	for name, x := range f {
 		for i := 8 + int(n) + x.Offsets[0]; i < 8+int(n)+x.Offsets[1]; i += 4 {
 			x.data = append(x.data, binary.LittleEndian.Uint32(b[i:]))
@@ -83,9 +80,7 @@ func loaded(h *Folder) ([]float32, error) {
 // put makes a file of a folder.
 func put(t *testing.T, dir, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o666))
 }
 
 func sameBits(a, b []float32) bool {
@@ -153,9 +148,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal(b, &config)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for key, want := range map[string]any{"model_type": "gpt2", "n_layer": 2.0, "n_head": 3.0, "n_embd": 36.0,
 			"n_positions": 10.0, "vocab_size": float64(cfg.Vocab), "activation_function": "gelu_new",
 			"eos_token_id": float64(tok.Separator())} {
@@ -169,9 +162,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 			}
 		}
 		h, err := OpenFolder(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got, err := loaded(h); err != nil || !sameBits(got, arena) {
 			t.Errorf("the weights read are other than those written, error %v", err)
 		}
@@ -223,9 +214,7 @@ func (s *hfSource) write(t *testing.T) string {
 	dir := t.TempDir()
 	putJSON := func(name string, v any) {
 		b, err := json.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		put(t, dir, name, string(b))
 	}
 	putJSON("config.json", s.config)
@@ -264,9 +253,7 @@ func (s *hfSource) write(t *testing.T) string {
 			}
 		}
 		header, err := safetensors.Layout(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		put(t, dir, name, string(header)+string(b))
 	}
 	return dir
@@ -303,9 +290,7 @@ func TestWeightsOfOthers(t *testing.T) {
 	s := hfFrom(arena, "F32", "")
 	s.tensors = append(s.tensors, hfSourceTensor{"lm_head.weight", "F32", []int64{256, 8}, make([]float32, 256*8)})
 	h, err := OpenFolder(s.write(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := loaded(h); !errors.As(err, new(FolderError)) ||
 		!strings.Contains(err.Error(), "lm_head.weight is not wte.weight") {
 		t.Errorf("a head of its own: error %v", err)
@@ -389,33 +374,23 @@ func TestWeightsRefused(t *testing.T) {
 func remake(t *testing.T, dir, name string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(path, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(path))
+	testkit.Must(t, os.Mkdir(path, 0o777))
 }
 
 func appendTo(t *testing.T, path, text string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := f.WriteString(text); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.Close())
 }
 
 func indexOnly(t *testing.T, dir, file string) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(dir, "model.safetensors")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(dir, "model.safetensors")))
 	put(t, dir, "model.safetensors.index.json", fmt.Sprintf(`{"weight_map":{"wte.weight":%q}}`, file))
 }
 
@@ -437,9 +412,7 @@ func change(t *testing.T, dir, file string, fn func(b []byte) []byte) {
 	if err == nil {
 		err = os.WriteFile(path, fn(b), 0o666)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 }
 
 // config.json may have the numbers of the shape by the names that transformers accept
@@ -454,9 +427,7 @@ func TestOtherNames(t *testing.T) {
 		return []byte(s)
 	})
 	h, err := OpenFolder(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if h.Cfg.Heads != 2 || h.Cfg.Layers != 1 || h.Cfg.Channels != 8 || h.Cfg.SeqMax != 6 {
 		t.Errorf("the shape is %+v", h.Cfg)
 	}

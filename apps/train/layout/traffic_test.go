@@ -3,6 +3,8 @@ package layout
 import (
 	"math"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(b)) }
@@ -165,9 +167,7 @@ func TestLength(t *testing.T) {
 // and of each weight 4 once, or 2 in each pass whose weights have to come.
 func TestOnlyMessages(t *testing.T) {
 	g, err := ParseGPU("H200")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	cfg := Presets["gpt2-medium"]
 	cfg.Vocab = 50257
 	const replicas, micro = 4, 3
@@ -212,9 +212,7 @@ func TestOnlyMessages(t *testing.T) {
 // in a pipeline.
 func TestStagesSay(t *testing.T) {
 	g, err := ParseGPU("H200")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	cfg := Presets["gpt2-xl"]
 	cfg.Vocab, cfg.Stage.Stages = 50257, 4
 	const replicas = 8

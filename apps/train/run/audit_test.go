@@ -32,9 +32,7 @@ func TestTrainAudits(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), p.Name+" "+tc.after) {
 				t.Errorf("--audit %d: error %v, want one that says %s %s", tc.every, err, p.Name, tc.after)
 			}
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, tr.Close())
 		}
 	})
 }
@@ -71,9 +69,7 @@ func TestEndsTogether(t *testing.T) {
 					t.Errorf("rank %d of %d was asked before step %d, and rank %d ended after %d steps, want %d",
 						asked, w.Size(), at, w.Rank(), n, at+2)
 				}
-				if err := tr.Close(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, tr.Close())
 			}
 		}
 	})
@@ -91,9 +87,7 @@ func TestEndsByItself(t *testing.T) {
 			if err != nil || early || tr.Optimizer.Steps != steps {
 				t.Errorf("%d of %d steps, ended early: %v, error %v", tr.Optimizer.Steps, steps, early, err)
 			}
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, tr.Close())
 		}
 	})
 }
@@ -111,13 +105,9 @@ func runConfig(steps int) trainer.Config {
 func newTrainerOf(t *testing.T, w *spmd.World, cfg trainer.Config) *trainer.Trainer {
 	t.Helper()
 	data, err := trainer.NewDataset(text.InMemory(1, traintest.RandomWords(4000)), cfg.Seq, cfg.GlobalBatch, 5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	tr, err := trainer.New(w, w.Comm(), cfg, data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return tr
 }
 
@@ -125,22 +115,16 @@ func newTrainerOf(t *testing.T, w *spmd.World, cfg trainer.Config) *trainer.Trai
 func trainerOf(t *testing.T, w *spmd.World, cfg trainer.Config) *trainer.Trainer {
 	t.Helper()
 	tr := newTrainerOf(t, w, cfg)
-	if err := tr.Begin(5); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, tr.Begin(5))
 	return tr
 }
 
 // lossOf runs one step and returns its loss.
 func lossOf(t *testing.T, tr *trainer.Trainer, n int) float64 {
 	t.Helper()
-	if err := tr.Enqueue(n); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, tr.Enqueue(n))
 	loss, _, _, err := tr.Read(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return loss
 }
 
@@ -155,9 +139,7 @@ func TestTrainEndsWithItsContext(t *testing.T) {
 		if _, err := o.train(ctx, w, tr, nil, nil); err != cause {
 			t.Errorf("error %v, want %v", err, cause)
 		}
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -14,9 +15,7 @@ func TestLargest(t *testing.T) {
 	o.Cfg, o.Seq, o.Batch = layout.Config{Layers: 3, Heads: 2, Channels: 64, SeqMax: 32, Vocab: 300}, 32, 0
 	for _, want := range []int{1, 2, 17, 100} {
 		room, err := o.needs(want, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for less := range 2 { // bytes
 			got, err := o.largest(room-less, 1000, 3)
 			if err != nil || got < want-less && less == 0 || got >= want && less == 1 {
@@ -50,9 +49,7 @@ func TestStateNeeded(t *testing.T) {
 			act, perParam = 2, 18
 		}
 		got, err := new(Options).stateNeeded(gpt2, b, T, half)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		least := params*perParam + act*N*(L*16*C+4*C)
 		most := least + least/100 + act*N*(Vp+5*C) // logits, and gradients inside a layer
 		if got < least || got > most {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"lockstep/internal/testkit"
 )
 
 var update = flag.Bool("update", false, "write the estimates into docs/speed.md")
@@ -46,18 +48,14 @@ func TestPage(t *testing.T) {
 	}
 	b.WriteString("\n")
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	before, rest, ok := strings.Cut(string(text), pageBegin)
 	old, after, ended := strings.Cut(rest, pageEnd)
 	switch {
 	case !ok || !ended:
 		t.Fatalf("%s has no place for the estimates", page)
 	case *update:
-		if err := os.WriteFile(page, []byte(before+pageBegin+b.String()+pageEnd+after), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(page, []byte(before+pageBegin+b.String()+pageEnd+after), 0o666))
 	case old != b.String():
 		t.Errorf("%s has other estimates than are made now: type what stands before them", page)
 	}

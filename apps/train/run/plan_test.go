@@ -10,6 +10,7 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 )
 
 // typed returns the options of a command line.
@@ -18,18 +19,14 @@ func typed(t *testing.T, args ...string) *Options {
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
 	o := New()
 	o.Flags(fs)
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, fs.Parse(args))
 	return o
 }
 
 func machine(t *testing.T, gpu string, perNode int) layout.Machine {
 	t.Helper()
 	g, err := layout.ParseGPU(gpu)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return layout.NodesOf(g, perNode)
 }
 
@@ -132,9 +129,7 @@ func TestLeast(t *testing.T) {
 	for _, form := range [][3]int{{1, 1, 1}, {2, 1, 1}, {1, 2, 4}, {4, 3, 2}, {2, 5, 1}, {1, 24, 3}} {
 		for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
 			o := typed(t, "--model", "gpt2-medium")
-			if err := o.takeModel(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, o.takeModel())
 			o.tp, o.pp, o.Batch, o.GlobalBatch, o.Cfg.Vocab, o.DType = form[0], form[1], 1, form[2], 256, "bfloat16"
 			o.Cfg.Tensor.Ranks, o.Cfg.Stage.Stages = form[0], form[1]*min(1, form[1]-1)
 			o.Cfg.Shard = layout.Sharding{Mode: mode, Ranks: form[2]}

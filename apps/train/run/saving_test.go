@@ -19,9 +19,7 @@ import (
 // beside steps and after them, while bytes are written, and while files of other ranks are missing.
 func TestSavingLines(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "stderr")) // no terminal, wherever the test runs
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	stderr := os.Stderr
 	os.Stderr = file
 	defer func() {

@@ -26,24 +26,14 @@ func TestBadLoss(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		m, s := modelWith[float32](t, w, traintest.Small, traintest.RandomParams(traintest.Small, 1), 1)
 		o, err := NewAdamW(&m.State, w.Comm(), DefaultAdam)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		before := traintest.ValuesOf(t, m.Weights)
-		if err := m.Grads.SetAll(0.1); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, m.Grads.SetAll(0.1))
 		for _, loss := range []float64{math.Inf(1), math.NaN(), 1} {
 			o.SkipBad = loss == 1
-			if err := m.Loss.SetAll(loss); err != nil {
-				t.Fatal(err)
-			}
-			if err := o.Step(s, 0.1); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Synchronize(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, m.Loss.SetAll(loss))
+			spmdtest.Must(t, o.Step(s, 0.1))
+			spmdtest.Must(t, s.Synchronize())
 			if same := slices.Equal(traintest.ValuesOf(t, m.Weights), before); same == ops.Finite(loss) {
 				t.Errorf("loss %g: the weights are as before: %v", loss, same)
 			}
@@ -71,17 +61,11 @@ func modelWith[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[
 	maxBatch int) (*gpt.Model[A], *spmd.Stream) {
 	t.Helper()
 	m, err := gpt.NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	s, err := w.NewStream("test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	traintest.LoadParams(t, m.Params, m.Weights, p)
-	if err := m.Refresh(s); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, m.Refresh(s))
 	return m, s
 }
 
@@ -94,9 +78,7 @@ func TestAdamW(t *testing.T) {
 		m, s := modelWith[spmd.BF16](t, w, cfg, p, 1)
 		adam := AdamConfig{Beta1: 0.8, Beta2: 0.9, Eps: 1e-6, WeightDecay: 0.3, Clip: 20}
 		o, err := NewAdamW(&m.State, w.Comm(), adam)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		want := make([]float64, m.Weights.Len())
 		m1 := make([]float64, m.Weights.Len())
 		m2 := make([]float64, m.Weights.Len())
@@ -105,15 +87,9 @@ func TestAdamW(t *testing.T) {
 		}
 		step := func(g []float32, lr float64) {
 			t.Helper()
-			if err := m.Grads.CopyFrom(g); err != nil {
-				t.Fatal(err)
-			}
-			if err := o.Step(s, lr); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Synchronize(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, m.Grads.CopyFrom(g))
+			spmdtest.Must(t, o.Step(s, lr))
+			spmdtest.Must(t, s.Synchronize())
 		}
 		clipped := 0
 		for k, size := range []float64{0.01, 1, 0, 0.1} {
@@ -150,9 +126,7 @@ func TestAdamW(t *testing.T) {
 			weights := traintest.ValuesOf(t, m.Weights)
 			traintest.Near(t, "weights", weights, want, 2e-6, 2e-6)
 			half := make([]spmd.BF16, len(weights))
-			if err := m.Half.CopyTo(half); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, m.Half.CopyTo(half))
 			for i, x := range weights {
 				if half[i] != spmd.ToBF16(x) {
 					t.Fatalf("weight %d is %v, its copy %v", i, x, half[i].Float32())

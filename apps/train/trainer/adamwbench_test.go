@@ -7,6 +7,7 @@ import (
 
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -18,9 +19,7 @@ import (
 // SPMDTEST_DEVICE=cuda takes a GPU, with copies of the weights in bfloat16.
 func BenchmarkAdamW(b *testing.B) {
 	w, err := benchWorld()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	if w.OnHost() {
 		benchAdamW[float32](b, w, 0)
 	} else {
@@ -35,35 +34,21 @@ func benchAdamW[A interface{ float32 | spmd.BF16 }](b *testing.B, w *spmd.World,
 	cfg := layout.Presets["gpt2"]
 	cfg.Vocab = 50257
 	m, err := gpt.NewModel[A](w, cfg, 1, 1)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	b.Cleanup(func() { _ = m.Close() })
 	o, err := NewAdamW(&m.State, w.Comm(), DefaultAdam)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	b.Cleanup(func() { _ = o.Close() })
 	s, err := w.NewStream("bench")
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	b.Cleanup(func() { _ = s.Close() })
-	if err := m.Init(1); err != nil {
-		b.Fatal(err)
-	}
-	if err := m.Grads.SetAll(1e-3); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, m.Init(1))
+	testkit.Must(b, m.Grads.SetAll(1e-3))
 	b.Run(fmt.Sprintf("%dM", cfg.ParamCount()/1e6), func(b *testing.B) {
 		for range b.N {
-			if err := o.Step(s, 1e-4); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, o.Step(s, 1e-4))
 		}
-		if err := s.Synchronize(); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, s.Synchronize())
 		each := b.Elapsed().Seconds() / float64(b.N)
 		b.ReportMetric(each*1e3, "ms/step")
 		if !w.OnHost() {

@@ -16,9 +16,7 @@ func TestAudit(t *testing.T) {
 	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
 		tr := start(t, w, w.Comm(), testConfig(3), wordTokens(4000))
 		step(t, tr, 0)
-		if err := tr.Audit(1); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Audit(1))
 		last := w.Size() - 1
 		for _, a := range tr.replicas() {
 			for _, p := range []layout.Param{
@@ -41,8 +39,6 @@ func TestAudit(t *testing.T) {
 		if err := tr.Audit(1); err != nil {
 			t.Error(err)
 		}
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	})
 }

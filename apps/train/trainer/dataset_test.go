@@ -43,9 +43,7 @@ func flatFile(n int) *text.File { return text.InMemory(2, traintest.FlatTokens(n
 func TestSampleOrder(t *testing.T) {
 	const seq, global, n = 8, 6, 2000
 	d, err := NewDataset(flatFile(n), seq, global, 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	if want := n / 20; d.Val.Len != want || d.Train.Len != n-want {
 		t.Errorf("parts of %d and %d tokens, want %d and %d", d.Train.Len, d.Val.Len, n-want, want)
 	}
@@ -80,9 +78,7 @@ func TestSampleOrder(t *testing.T) {
 		}
 	}
 	other, err := NewDataset(flatFile(n), seq, global, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	same := 0
 	for j := range global * 10 {
 		if d.Start(j/global, j%global) == other.Start(j/global, j%global) {
@@ -104,9 +100,7 @@ func TestDataTooSmall(t *testing.T) {
 	const seq, global = 8, 3
 	need := 2 * (seq*global + 1)
 	d, err := NewDataset(flatFile(need), seq, global, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	for j := range global {
 		if at := d.Start(0, j); at < 0 || at+seq+1 > d.Train.Len {
 			t.Errorf("sequence %d at %d of %d tokens", j, at, d.Train.Len)
@@ -129,14 +123,10 @@ func TestDataTooSmall(t *testing.T) {
 func TestLoaderRefusesTokens(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		data := &Dataset{File: flatFile(1000), Train: Span{0, 1000}, Seq: 4}
 		l, err := NewLoader(w, data, 1, 500)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		for at, bad := range map[int]bool{495: false, 496: true, 600: true} { // the last target is at+4
 			f := l.Feed(slices.Values([][]int{{at}}))
 			_, err := f.Next(s)
@@ -145,9 +135,7 @@ func TestLoaderRefusesTokens(t *testing.T) {
 			}
 			f.Stop()
 		}
-		if err := errors.Join(s.Synchronize(), l.Close()); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, errors.Join(s.Synchronize(), l.Close()))
 	})
 }
 
@@ -158,13 +146,9 @@ func TestLoader(t *testing.T) {
 		const seq = 4
 		data := &Dataset{File: flatFile(1000), Train: Span{0, 1000}, Seq: seq}
 		l, err := NewLoader(w, data, 3, 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		s, err := w.NewStream("test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		batches := slices.Values([][]int{{0, 40, 80}, {7}, {100, 200}, {300}, {400, 500, 600}})
 		for _, take := range []int{2, 0, 5} {
 			f := l.Feed(batches)
@@ -174,12 +158,8 @@ func TestLoader(t *testing.T) {
 					break
 				}
 				b, err := f.Next(s)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := s.Synchronize(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
+				spmdtest.Must(t, s.Synchronize())
 				if n := len(starts) * seq; b.B != len(starts) || b.T != seq || b.In.Len() != n || b.Targets.Len() != n {
 					t.Fatalf("micro-batch %d: %d sequences in %d tokens, want %d", i, b.B, b.In.Len(), len(starts))
 				}
@@ -201,9 +181,7 @@ func TestLoader(t *testing.T) {
 			}
 			f.Stop()
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, l.Close())
 	})
 }
 

@@ -83,9 +83,7 @@ func testDividedFor[A ops.Act](t *testing.T, w *spmd.World, steps, batch int) {
 	cfg.Model.Heads, cfg.Model.Channels = heads, channels
 	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 	wants, wantVal := stepAll(t, plain, steps)
-	if err := plain.Close(); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, plain.Close())
 	eachForm(w.Size(), func(tensor, stages int) {
 		var unshared [][2]float64
 		eachMode(w.Size(), func(mode layout.ShardMode) {
@@ -135,9 +133,7 @@ func testStagesBits[A ops.Act](t *testing.T, w *spmd.World) {
 	cfg := testConfig(1)
 	cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = ops.IsHalf[A](), 7, "off", 5 // one micro-batch
 	own, err := w.Comm().Split(w.Rank(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	alone := start(t, w, own, cfg, wordTokens(4000))
 	cfg.Model.Stage.Stages = w.Size()
 	staged := start(t, w, w.Comm(), cfg, wordTokens(4000))
@@ -156,9 +152,7 @@ func testStagesBits[A ops.Act](t *testing.T, w *spmd.World) {
 		}
 	}
 	for _, tr := range []*Trainer{staged, alone} {
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	}
 }
 
@@ -174,9 +168,7 @@ func TestDividedAudit(t *testing.T) {
 			if form[2] == 1 {
 				name = "wpe.weight"
 			}
-			if err := tr.Audit(0); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, tr.Audit(0))
 			// The last rank of each replica differs, so that replicas agree.
 			if tr.parts.Rank() == form[0]-1 && tr.stages.Rank() == form[1]-1 {
 				for _, p := range tr.State.Params {
@@ -188,9 +180,7 @@ func TestDividedAudit(t *testing.T) {
 			if err := tr.Audit(1); err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("%v: %v, want %s", form, err, name)
 			}
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, tr.Close())
 		}
 	})
 }
@@ -242,8 +232,6 @@ func testDividedGraphs(t *testing.T, w *spmd.World, mode layout.ShardMode, tenso
 		if tr != plain {
 			compareArenas(t, fmt.Sprint("--shard ", mode), tr, plain, 0)
 		}
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	}
 }

@@ -44,19 +44,11 @@ func testBadStepEnds[A ops.Act](t *testing.T, w *spmd.World) {
 			weight(tr).Set(1, tc.value)
 		}
 		before, moments := traintest.ValuesOf(t, tr.State.Weights), traintest.ValuesOf(t, tr.Optimizer.V)
-		if err := tr.Enqueue(1); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.Stream.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Enqueue(1))
+		spmdtest.Must(t, tr.Stream.Synchronize())
 		weight(tr).Set(1, was) // the next step is a good one
-		if err := tr.Enqueue(2); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.Stream.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Enqueue(2))
+		spmdtest.Must(t, tr.Stream.Synchronize())
 		if loss := tr.results.steps[0].totals.At(0); !ops.Finite(loss) {
 			t.Fatalf("the step after has loss %g", loss)
 		}
@@ -74,9 +66,7 @@ func testBadStepEnds[A ops.Act](t *testing.T, w *spmd.World) {
 			!slices.Equal(traintest.ValuesOf(t, tr.Optimizer.V), moments) {
 			t.Error("the step, or the one after it, has changed the weights or the moments")
 		}
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	}
 }
 
@@ -84,19 +74,13 @@ func testBadStepEnds[A ops.Act](t *testing.T, w *spmd.World) {
 func TestBadSum(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		tr := start(t, w, w.Comm(), testConfig(2), wordTokens(4000))
-		if err := tr.Enqueue(0); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.Stream.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Enqueue(0))
+		spmdtest.Must(t, tr.Stream.Synchronize())
 		err := tr.blame(0, 1, math.Inf(1))
 		if err == nil || !strings.Contains(err.Error(), "a sum over them overflowed") {
 			t.Errorf("error %v", err)
 		}
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	})
 }
 
@@ -141,8 +125,6 @@ func testSkipBadStep[A ops.Act](t *testing.T, w *spmd.World) {
 		}
 	}
 	for _, tr := range []*Trainer{skips, passes} {
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	}
 }

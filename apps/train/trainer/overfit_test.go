@@ -7,6 +7,7 @@ import (
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -27,16 +28,10 @@ func testOverfit[A ops.Act](t *testing.T, w *spmd.World) {
 	var weights [2][]float32
 	for graphed := range weights {
 		m, s := modelWith[A](t, w, cfg, traintest.RandomParams(cfg, 1), batch)
-		if err := m.Init(1); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Refresh(s); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, m.Init(1))
+		testkit.Must(t, m.Refresh(s))
 		o, err := NewAdamW(&m.State, w.Comm(), adam)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		body := func() error {
 			if err := m.ForwardBackward(s, part, 1./(batch*T), true, nil); err != nil {
 				return err
@@ -46,22 +41,14 @@ func testOverfit[A ops.Act](t *testing.T, w *spmd.World) {
 		run := body
 		if graphed == 1 {
 			g, err := s.Capture(body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			run = func() error { return g.Launch(s) }
 		}
 		for range steps {
-			if err := o.Prepare(s, 1e-2); err != nil {
-				t.Fatal(err)
-			}
-			if err := run(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, o.Prepare(s, 1e-2))
+			testkit.Must(t, run())
 		}
-		if err := s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.Synchronize())
 		t.Logf("loss %.4f", m.Loss.At(0))
 		if loss := m.Loss.At(0); !(loss < 0.1) {
 			t.Errorf("loss after %d steps on one batch is %v", steps, loss)

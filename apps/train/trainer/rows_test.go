@@ -27,9 +27,7 @@ func TestUnevenRows(t *testing.T) {
 				loss, norm := step(t, plain, i)
 				wants = append(wants, [2]float64{loss, norm})
 			}
-			if err := plain.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, plain.Close())
 			eachForm(w.Size(), func(tensor, stages int) {
 				if tensor == 1 || stages > cfg.Model.Layers {
 					return
@@ -52,9 +50,7 @@ func TestUnevenRows(t *testing.T) {
 						if err := split.Audit(steps); err != nil {
 							t.Fatal(fmt.Sprint("sequences of ", seq), err)
 						}
-						if err := split.Close(); err != nil {
-							t.Fatal(err)
-						}
+						spmdtest.Must(t, split.Close())
 					}
 				}
 			})

@@ -33,20 +33,14 @@ func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 			continue
 		}
 		sum, err := spmd.Alloc[float32](tr.World, p.Len)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		copy(x[skip:], traintest.ValuesOf(t, have))
-		if err := sum.CopyFrom(x); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, sum.CopyFrom(x))
 		if err := spmd.AllReduce(tr.c, sum, sum, spmd.Sum); err != nil { // the other ranks have 0 there
 			t.Fatal(err)
 		}
 		whole[p.Name] = traintest.ValuesOf(t, sum)
-		if err := sum.Free(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, sum.Free())
 	}
 	return whole
 }
@@ -56,12 +50,8 @@ func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
 func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64) {
 	t.Helper()
 	for _, tr := range []*Trainer{got, want} {
-		if err := tr.sums.gather(); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.Stream.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.sums.gather())
+		spmdtest.Must(t, tr.Stream.Synchronize())
 	}
 	for i, a := range got.arenas() {
 		g, w := wholeOf(t, got, a), wholeOf(t, want, want.arenas()[i])
@@ -126,9 +116,7 @@ func testSharded[A ops.Act](t *testing.T, w *spmd.World) {
 			}
 			endsLike(t, what, split, wantVal, bound)
 		}
-		if err := plain.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, plain.Close())
 	}
 }
 
@@ -136,15 +124,11 @@ func testSharded[A ops.Act](t *testing.T, w *spmd.World) {
 func endsLike(t *testing.T, what string, tr *Trainer, want, bound float64) {
 	t.Helper()
 	got, err := tr.Validate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	if !traintest.CloseTo(got, want, bound) {
 		t.Errorf("%s: validation loss %.8f, without %.8f", what, got, want)
 	}
-	if err := tr.Close(); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, tr.Close())
 }
 
 // Graphs of sharded steps have the bits of their commands, and of other runs' graphs.
@@ -183,9 +167,7 @@ func testShardedGraphs[A ops.Act](t *testing.T, w *spmd.World) {
 			}
 		}
 		for _, tr := range []*Trainer{plain, graphs} {
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, tr.Close())
 		}
 	}
 }
@@ -220,9 +202,7 @@ func TestShardedBadSteps(t *testing.T) {
 					t.Fatalf("--shard %v: loss %g, norm %g of a step that is to be bad", mode, loss, norm)
 				}
 				where, err := skips.firstBad(i)
-				if err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
 				want := fmt.Sprintf("rank %d has the first number that is not finite in the weight %s",
 					w.Size()-1, name)
 				if w.Rank() == w.Size()-1 && where != want {
@@ -242,9 +222,7 @@ func TestShardedBadSteps(t *testing.T) {
 			}
 			compareArenas(t, fmt.Sprint("--shard ", mode), skips, passes, 0)
 			for _, tr := range []*Trainer{skips, passes} {
-				if err := tr.Close(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, tr.Close())
 			}
 		}
 	})
@@ -281,9 +259,7 @@ func TestShardedStart(t *testing.T) {
 			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			compareArenas(t, fmt.Sprint("--shard ", mode), split, plain, 0)
 			for _, tr := range []*Trainer{plain, split} {
-				if err := tr.Close(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, tr.Close())
 			}
 		}
 	})
@@ -306,14 +282,10 @@ func TestShardedGenerate(t *testing.T) {
 			}
 			if w.Rank() == 0 || together {
 				text, err := tr.Generate(t.Context(), text.Bytes{}, "func", 40, 0, 1)
-				if err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, err)
 				texts = append(texts, string(text))
 			}
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, tr.Close())
 		}
 		// Rounding on a GPU may change which of two tokens is more likely.
 		if w.Rank() == 0 && w.OnHost() && len(slices.Compact(texts)) != 1 {
@@ -356,13 +328,9 @@ func testRecompute[A ops.Act](t *testing.T, w *spmd.World) {
 					}
 				}
 				compareArenas(t, fmt.Sprint("--recompute ", recompute), again, keeps, 0)
-				if err := again.Close(); err != nil {
-					t.Fatal(err)
-				}
+				spmdtest.Must(t, again.Close())
 			}
-			if err := keeps.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, keeps.Close())
 		}
 	}
 }
@@ -371,8 +339,6 @@ func testRecompute[A ops.Act](t *testing.T, w *spmd.World) {
 func bytesOfState(t *testing.T, tr *Trainer) int {
 	t.Helper()
 	n, err := gpt.MemoryNeeded(tr.State.Cfg, tr.Batch, tr.Seq, tr.Half)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return n
 }

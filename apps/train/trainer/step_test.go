@@ -5,6 +5,7 @@ import (
 
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 )
 
@@ -47,12 +48,8 @@ func testGraphSteps[A ops.Act](t *testing.T, w *spmd.World) {
 		t.Errorf("%d kinds of micro-steps are graphs, want some; without graphs %v", made, plain.graphs)
 	}
 	a, b := make([]float32, plain.State.Weights.Len()), make([]float32, graphs.State.Weights.Len())
-	if err := plain.State.Weights.CopyTo(a); err != nil {
-		t.Fatal(err)
-	}
-	if err := graphs.State.Weights.CopyTo(b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, plain.State.Weights.CopyTo(a))
+	testkit.Must(t, graphs.State.Weights.CopyTo(b))
 	for i := range a {
 		if a[i] != b[i] {
 			t.Fatalf("weight %d is %v, as a graph %v", i, a[i], b[i])

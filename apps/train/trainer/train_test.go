@@ -32,29 +32,19 @@ func testConfig(steps int) Config {
 func start(t *testing.T, w *spmd.World, c spmd.Comm, cfg Config, f *text.File) *Trainer {
 	t.Helper()
 	data, err := NewDataset(f, cfg.Seq, cfg.GlobalBatch, 5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	tr, err := New(w, c, cfg, data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := tr.Begin(5); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
+	spmdtest.Must(t, tr.Begin(5))
 	return tr
 }
 
 // step runs one step and returns its loss and norm.
 func step(t *testing.T, tr *Trainer, n int) (loss, norm float64) {
 	t.Helper()
-	if err := tr.Enqueue(n); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, tr.Enqueue(n))
 	loss, norm, _, err := tr.Read(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return loss, norm
 }
 
@@ -67,9 +57,7 @@ func stepAll(t *testing.T, tr *Trainer, steps int) (all [][2]float64, validation
 		all = append(all, [2]float64{loss, norm})
 	}
 	validation, err := tr.Validate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	return all, validation
 }
 
@@ -94,9 +82,7 @@ func testLossDoesNotDependOnRanks[A ops.Act](t *testing.T, w *spmd.World) {
 		bound, normBound = 1e-5, 1e-3
 	}
 	own, err := w.Comm().Split(w.Rank(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	f := wordTokens(4000)
 	together, alone := start(t, w, w.Comm(), cfg, f), start(t, w, own, cfg, f)
 	worst := 0.0
@@ -107,30 +93,22 @@ func testLossDoesNotDependOnRanks[A ops.Act](t *testing.T, w *spmd.World) {
 			t.Fatalf("step %d: loss %.7f, norm %g on %d ranks, but %.7f, %g on one", i, a, an, w.Size(), b, bn)
 		}
 		worst = max(worst, math.Abs(a-b))
-		if err := together.Audit(i + 1); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, together.Audit(i+1))
 		if i == 0 && !traintest.CloseTo(a, math.Log(256), 0.1) {
 			t.Errorf("loss at the start %g, want ln 256", a)
 		}
 	}
 	a, err := together.Validate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	b, err := alone.Validate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	if !traintest.CloseTo(a, b, bound) {
 		t.Errorf("validation loss %.7f on %d ranks, %.7f on one", a, w.Size(), b)
 	}
 	traintest.Measured(t, "largest difference of a "+kind+" on 1, 2, 3 and 4 ranks over 20 steps",
 		max(worst, math.Abs(a-b)))
 	for _, tr := range []*Trainer{together, alone} {
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	}
 }
 
@@ -145,9 +123,7 @@ func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 			}
 		}
 		all, err := text.Among(w, w.Comm()).Gather(mine, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, err)
 		var want []string
 		for s := range 3 {
 			for j := range 7 {
@@ -168,9 +144,7 @@ func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("order %v, want %v", got, want)
 		}
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
+		spmdtest.Must(t, tr.Close())
 	})
 }
 
@@ -187,9 +161,7 @@ func TestAccumulation(t *testing.T) {
 				loss, _ := step(t, tr, i)
 				losses[k] = append(losses[k], loss)
 			}
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
+			spmdtest.Must(t, tr.Close())
 		}
 		for i, want := range losses[0] {
 			if !traintest.CloseTo(losses[1][i], want, bound) || !traintest.CloseTo(losses[2][i], want, bound) {
@@ -220,13 +192,9 @@ func testLearnsAndWrites[A ops.Act](t *testing.T, w *spmd.World) {
 		t.Errorf("loss %g after %d steps, want below 0.2", loss, cfg.Steps)
 	}
 	text, err := tr.Generate(t.Context(), text.Bytes{}, sentence+"abc", 30, 0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, err)
 	if want := strings.Repeat(sentence, 3)[:len(sentence)+3+30]; string(text) != want {
 		t.Errorf("wrote %q, want %q", text, want)
 	}
-	if err := tr.Close(); err != nil {
-		t.Fatal(err)
-	}
+	spmdtest.Must(t, tr.Close())
 }
