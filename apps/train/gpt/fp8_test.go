@@ -95,7 +95,7 @@ func TestFP8Weights(t *testing.T) {
 // by up to 0.5 %, move it by 0.003 to 0.016.
 func TestFP8Gradients(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, cfg := range forms {
+		for _, cfg := range forms[:2] {
 			grads := func(level layout.FP8Level) (loss float64, losses, g []float32) {
 				cfg.FP8 = level
 				m, s, batch := eightModel(t, w, cfg)
@@ -147,7 +147,7 @@ func TestFP8Gradients(t *testing.T) {
 // forward has cast.
 func TestFP8Recompute(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, cfg := range forms {
+		for _, cfg := range forms[:2] {
 			var want [2][]float32 // gradients and sizes
 			cfg.FP8 = layout.FP8All
 			less := math.MaxInt

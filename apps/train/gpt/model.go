@@ -44,6 +44,7 @@ type Model[A ops.Act] struct {
 	losses    spmd.Buffer[float32] // (N)
 	tmp, dres spmd.Buffer[A]       // (n,C): gradient of a norm's output; gradient of the residual stream
 	dkept     []spmd.Buffer[A]     // (N,C): gradient of what a layer keeps for a later one
+	dout      spmd.Buffer[A]       // (n,C): gradient of the output of a layer whose parts are side by side
 	drows     []spmd.Buffer[A]     // (N,C): gradient of the rows that were looked up in each of par.tables
 	// (N,C): this rank's part of a sum, see sequence.go; tmp without --tp
 	partial spmd.Buffer[A]
@@ -146,6 +147,9 @@ func (m *Model[A]) takeAll() {
 	m.dkept, m.drows = make([]spmd.Buffer[A], cfg.Layers), make([]spmd.Buffer[A], cfg.Tables())
 	m.takeActs()
 	layout.Take(sp, rows.Held()*C, &m.tmp, &m.dres)
+	if cfg.Has(layout.Beside) {
+		layout.Take(sp, rows.Held()*C, &m.dout)
+	}
 	for i := range m.drows {
 		layout.Take(sp, N*C, &m.drows[i])
 	}

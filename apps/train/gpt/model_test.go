@@ -32,7 +32,7 @@ func testModel[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[
 }
 
 // forms are the models of tests of all kinds of decoders.
-var forms = []layout.Config{traintest.Small, traintest.SmallModern}
+var forms = []layout.Config{traintest.Small, traintest.SmallModern, traintest.SmallThird}
 
 // nameOf returns the name of A in measurements.
 func nameOf[A ops.Act]() string {
@@ -191,6 +191,13 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5, Parts: full},
 			[]int{layout.HeadRows/64 + 1, 3}, 64},
 	}
+	for _, parts := range []layout.Parts{layout.Rotary | layout.Beside, layout.Rotary, layout.Beside, layout.ReLU2,
+		layout.Rotary | layout.NormQK | layout.Windows, layout.Rotary | layout.Scaled | layout.ReLU2,
+		full | layout.Beside} {
+		cfg := traintest.SmallThird
+		cfg.Layers, cfg.Parts = 3, parts
+		cases = append(cases, row{cfg, []int{1, 2}, 12})
+	}
 	for _, name := range append(layout.PartNames(), "") {
 		cfg := layout.Config{Layers: 4, Heads: 2, Channels: 32, SeqMax: 12, Vocab: 61, Parts: layout.Modern}
 		if name != "" {
@@ -206,6 +213,9 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 			batch += b
 		}
 		boundLoss, boundGrad := boundsOf[A](w, tc.cfg)
+		if parts, err := layout.ParseParts(tc.cfg.Parts.String()); parts != tc.cfg.Parts || err != nil {
+			t.Errorf("parts %v are read as %v, %v", tc.cfg.Parts, parts, err)
+		}
 		name := fmt.Sprintf("%+v %v×%d", tc.cfg, tc.parts, tc.t)
 		p := traintest.RandomParams(tc.cfg, 7)
 		in := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8)
@@ -341,12 +351,17 @@ func testLogits[A ops.Act](t *testing.T, w *spmd.World) {
 
 // Tokens behind others, whose keys and values the layers have, get the logits of all tokens
 // together, also in layers with a window.
-func TestModernLogitsGoOn(t *testing.T) {
+func TestLogitsGoOn(t *testing.T) {
 	traintest.OnBoth(t, []int{1}, testLogitsGoOn[float32], testLogitsGoOn[spmd.BF16])
 }
 
 func testLogitsGoOn[A ops.Act](t *testing.T, w *spmd.World) {
-	cfg := traintest.SmallModern
+	for _, cfg := range forms[1:] {
+		testLogitsGoOnFor[A](t, w, cfg)
+	}
+}
+
+func testLogitsGoOnFor[A ops.Act](t *testing.T, w *spmd.World, cfg layout.Config) {
 	cfg.SeqMax = 400
 	bound := 1e-4
 	if ops.IsHalf[A]() {

@@ -105,6 +105,14 @@ func (e *enqueue[A]) skip(l int) ops.Skip[A] {
 	return ops.Skip[A]{}
 }
 
+// intoNorm2 returns the residual stream that a layer's MLP reads.
+func (e *enqueue[A]) intoNorm2(l int) spmd.Buffer[A] {
+	if e.Cfg.Has(layout.Beside) {
+		return e.stream(l)
+	}
+	return e.m.act[l].res2
+}
+
 // forward runs the decoder up to the final norm, or to the last layer of a stage.
 func (e *enqueue[A]) forward() {
 	m := e.m
@@ -169,19 +177,25 @@ func (e *enqueue[A]) backward(ready func(section int) error) {
 		e.gatherBeside(a.ln2.out)
 		e.grads(m.tmp, m.dwide, a.ln2.out, &p.FC, toSum)
 		e.call(m.Done, mlp)
-		e.normBackward(normGrad[A]{of: &a.ln2, x: a.res2, p: &p.LN2, adds: true, columns: p.Proj.DB,
-			to: e.gradCast(&p.Proj)})
+		d, beside := m.dres, m.Cfg.Has(layout.Beside) // the gradient of the output of attention
+		g := normGrad[A]{of: &a.ln2, x: e.intoNorm2(l), p: &p.LN2, adds: true}
+		if !beside {
+			g.columns, g.to = p.Proj.DB, e.gradCast(&p.Proj)
+		} else if n := e.rows.Own() * m.Cfg.Channels; e.Err == nil {
+			d, e.Err = m.dout, spmd.Copy(e.S, m.dout.Slice(0, n), m.dres.Slice(0, n))
+		}
+		e.normBackward(g)
 		done()
 
 		e.call(m.Need, attn)
 		e.call(m.Write, attn)
-		e.backThrough(m.partial, &p.Proj)
-		e.weightGrad(e.all(m.dres), a.att, &p.Proj)
+		e.backThrough(m.partial, d, &p.Proj)
+		e.residualGrad(d, a.att, &p.Proj, beside)
 		e.gatherBeside(a.ln1.out)
 		bias := e.attentionBackward(l)
 		e.grads(m.tmp, m.dwide, a.ln1.out, &p.QKV, bias)
 		e.call(m.Done, attn)
-		g := normGrad[A]{of: &a.ln1, x: e.stream(l), p: &p.LN1, skip: e.skip(l), adds: true}
+		g = normGrad[A]{of: &a.ln1, x: e.stream(l), p: &p.LN1, skip: e.skip(l), adds: true}
 		if from := m.Cfg.SkipFrom(l); from >= 0 {
 			g.dkept = m.dkept[from]
 		}

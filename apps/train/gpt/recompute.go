@@ -84,7 +84,7 @@ func (e *enqueue[A]) attentionPart(l int) {
 	e.Cast(a.att, e.N*m.Cfg.OwnChannels(), e.inputCast(&p.Proj))
 	e.linearResidual(a.res2, a.att, &p.Proj, e.stream(l))
 	e.call(m.Done, attn)
-	e.norm(a.ln2, a.res2, &p.LN2, ops.Skip[A]{}, e.inputCast(&p.FC))
+	e.norm(a.ln2, e.intoNorm2(l), &p.LN2, ops.Skip[A]{}, e.inputCast(&p.FC))
 }
 
 // mlpPart computes a layer from ln2 on.

@@ -312,9 +312,9 @@ func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.
 	}
 }
 
-// backThrough enqueues dx(N,in) = dres·w, of all rows of the residual stream's gradient.
-func (e *enqueue[A]) backThrough(dx spmd.Buffer[A], p *Linear[A]) {
-	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
+// backThrough enqueues dx(N,in) = d·w, of all rows of d(n,out).
+func (e *enqueue[A]) backThrough(dx, d spmd.Buffer[A], p *Linear[A]) {
+	e.eachPiece(d, func(_, lo, hi int, dy spmd.Buffer[A]) {
 		e.ofRows(hi-lo, func(part *enqueue[A]) {
 			part.castGathered(dy, e.gradCast(p))
 			part.inputGrad(dx.Slice(lo*p.In, hi*p.In), dy, p)
@@ -344,18 +344,19 @@ func (e *enqueue[A]) backThroughMLP(l int, fresh bool) {
 	if !square {
 		e.CastColumns(m.dwide, a.fc, to, fc.DB)
 	}
-	e.proj2Grad(a.gelu, p, fresh)
+	e.residualGrad(m.dres, a.gelu, p, fresh)
 	if square {
 		e.ReLU2Backward(m.dwide, a.gelu, e.N*fc.Out, to)
 	}
 }
 
-// proj2Grad enqueues weightGrad with the gathered gradient of the residual stream. With fresh no
-// LayerNorm has left the gradient of the bias, and one rank computes it from all rows.
-func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], fresh bool) {
-	dy := e.all(e.m.dres)
+// residualGrad enqueues weightGrad of a linear that adds to the residual stream, with the gradient
+// d(n,out), which was gathered last. With fresh no norm has left the gradient of the bias, and one
+// rank computes it from all rows.
+func (e *enqueue[A]) residualGrad(d, x spmd.Buffer[A], p *Linear[A], fresh bool) {
+	dy := e.all(d)
 	switch {
-	case !fresh:
+	case !fresh || p.DB.Len() == 0:
 		e.weightGrad(dy, x, p)
 	case e.m.Cfg.Tensor.Rank == 0:
 		e.weightAndSums(dy, x, p)

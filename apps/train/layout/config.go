@@ -33,9 +33,9 @@ var Presets = map[string]Config{
 	"gpt2-large":  {Layers: 36, Heads: 20, Channels: 1280, SeqMax: 1024},
 	"gpt2-xl":     {Layers: 48, Heads: 25, Channels: 1600, SeqMax: 1024},
 
-	"modern-tiny":   {Layers: 4, Heads: 4, Channels: 128, SeqMax: 128, Parts: allParts},
-	"modern":        {Layers: 12, Heads: 12, Channels: 768, SeqMax: 1024, Parts: allParts},
-	"modern-medium": {Layers: 24, Heads: 16, Channels: 1024, SeqMax: 1024, Parts: allParts},
+	"modern-tiny":   {Layers: 4, Heads: 4, Channels: 128, SeqMax: 128, Parts: full},
+	"modern":        {Layers: 12, Heads: 12, Channels: 768, SeqMax: 1024, Parts: full},
+	"modern-medium": {Layers: 24, Heads: 16, Channels: 1024, SeqMax: 1024, Parts: full},
 }
 
 // ModelNames are the names of Presets, in the order of size.

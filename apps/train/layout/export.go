@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -121,6 +122,9 @@ type export struct {
 
 // write writes all files. config.json is last, since others look for it first.
 func (x *export) write() error {
+	if x.cfg.Parts != 0 && x.cfg.Parts&Modern != Modern {
+		return fmt.Errorf("no folder of weights has parts %v", x.cfg.Parts)
+	}
 	if err := x.file(hfWeightsFile, x.weights); err != nil {
 		return err
 	}

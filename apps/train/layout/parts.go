@@ -22,27 +22,32 @@ const (
 	// last ones first
 	Skips
 	Windows // the attention of three layers of four sees WindowTokens
+	Beside  // attention and MLP read the same residual stream, and both are added to it
 
 	Modern   = RMSNorms | Rotary | Scaled | ReLU2 // what every modern model has
-	allParts = 1<<iota - 1
+	full     = Modern | NormQK | Values | Skips | Windows
+	allParts = 2*Beside - 1
 	ByHead   = Rotary | Scaled | NormQK | Values // those between the product of queries, keys and values and attention
 )
 
-// partNames are the parts that a modern model may leave out.
+// partNames are the parts, first those that a modern model may leave out.
 var partNames = []struct {
 	part Parts
 	name string
-}{{NormQK, "qk-norm"}, {Values, "values"}, {Skips, "skips"}, {Windows, "windows"}}
+}{{NormQK, "qk-norm"}, {Values, "values"}, {Skips, "skips"}, {Windows, "windows"}, {Beside, "beside"},
+	{RMSNorms, "rms-norms"}, {Rotary, "rotary"}, {Scaled, "scaled"}, {ReLU2, "relu2"}}
+
+const mayBeLeftOut = 4 // of partNames
 
 // Has reports whether a model has one of some parts.
 func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
 
 // String lists the parts, as ParseParts reads them.
 func (p Parts) String() string {
-	if p == 0 {
-		return "gpt2"
+	names := []string{"gpt2"}
+	if p&Modern == Modern {
+		names, p = []string{"modern"}, p&^Modern
 	}
-	names := []string{"modern"}
 	for _, x := range partNames {
 		if p&x.part != 0 {
 			names = append(names, x.name)
@@ -52,17 +57,18 @@ func (p Parts) String() string {
 }
 
 // ParseParts reverses String.
-func ParseParts(s string) (Parts, error) {
-	if s == "gpt2" {
-		return 0, nil
+func ParseParts(s string) (p Parts, err error) {
+	names := strings.Split(s, ",")
+	switch names[0] {
+	case "gpt2":
+	case "modern":
+		p = Modern
+	default:
+		return 0, fmt.Errorf("parts of a model: %q are none", s)
 	}
-	p := Modern
-	for i, name := range strings.Split(s, ",") {
-		if i == 0 && name == "modern" {
-			continue
-		}
-		part, err := partOf(name)
-		if err != nil || i == 0 {
+	for _, name := range names[1:] {
+		part, err := partOf(name, len(partNames))
+		if err != nil {
 			return 0, fmt.Errorf("parts of a model: %q are none", s)
 		}
 		p |= part
@@ -73,7 +79,7 @@ func ParseParts(s string) (Parts, error) {
 // Without returns p without the parts of the given names.
 func (p Parts) Without(names []string) (Parts, error) {
 	for _, name := range names {
-		part, err := partOf(name)
+		part, err := partOf(name, mayBeLeftOut)
 		if err != nil {
 			return 0, err
 		}
@@ -84,14 +90,15 @@ func (p Parts) Without(names []string) (Parts, error) {
 
 // PartNames returns the names of the parts that may be left out.
 func PartNames() (names []string) {
-	for _, x := range partNames {
+	for _, x := range partNames[:mayBeLeftOut] {
 		names = append(names, x.name)
 	}
 	return names
 }
 
-func partOf(name string) (Parts, error) {
-	for _, x := range partNames {
+// partOf returns the part of a name, of the first n.
+func partOf(name string, n int) (Parts, error) {
+	for _, x := range partNames[:n] {
 		if x.name == name {
 			return x.part, nil
 		}
@@ -103,19 +110,18 @@ func partOf(name string) (Parts, error) {
 // registers of a warp.
 const MostModernChannels = 2048
 
-// checkParts refuses shapes and divisions that modern models do not have.
+// checkParts refuses sets of parts that do not go together, and shapes that some do not have.
 func (c Config) checkParts() error {
-	if c.Parts == 0 {
-		return nil
-	}
 	head := c.Channels / c.Heads
 	switch {
-	case c.Parts&^allParts != 0 || c.Parts&Modern != Modern:
+	case c.Parts&^allParts != 0, c.Has(ByHead|RMSNorms) && !c.Has(Rotary), c.Has(Values|Skips) && !c.Has(RMSNorms):
 		return fmt.Errorf("model: parts %#x", uint(c.Parts))
-	case head%8 != 0 || head > 256:
+	case c.Has(ByHead) && (head%8 != 0 || head > 256):
 		return fmt.Errorf("model: a modern one has heads of a multiple of 8 channels up to 256, these have %d", head)
-	case c.Channels > MostModernChannels:
+	case c.Has(RMSNorms) && c.Channels > MostModernChannels:
 		return fmt.Errorf("model: a modern one has up to %d channels, this has %d", MostModernChannels, c.Channels)
+	case c.FP8 != FP8Off && (c.Has(Beside) || c.Has(ByHead|ReLU2) && !c.Has(RMSNorms)):
+		return fmt.Errorf("model: no copies in 8-bit floats fit parts %v", c.Parts)
 	}
 	return nil
 }

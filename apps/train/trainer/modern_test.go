@@ -111,19 +111,35 @@ func TestModernFP8Sharded(t *testing.T) {
 	})
 }
 
-// Muon in a pipeline of GPT-2's layers trains as on ranks that have the whole model, and saves as
-// many tensors. Stages have whole matrices.
-func TestMuonPipelined(t *testing.T) {
+// Muon in a pipeline of GPT-2's layers, and a third decoder in any division, train as on ranks that
+// have the whole model, and save as many tensors. Muon's stages have whole matrices.
+func TestOthersDivided(t *testing.T) {
 	traintest.RunQuickly(t, []int{2, 4}, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 3
-		cfg := modernConfig(steps)
-		cfg.Model.Parts, cfg.Model.Layers, cfg.GlobalBatch, cfg.Graph = 0, 3, 8, "off"
-		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		wants, wantVal := stepAll(t, plain, steps)
-		for _, mode := range []layout.ShardMode{layout.ShardOff, layout.ShardGradients} {
-			cfg.Model.Shard.Mode, cfg.Model.Stage.Stages = mode, 2
+		for _, x := range []struct {
+			muon           bool
+			tensor, stages int
+			mode           layout.ShardMode
+			recompute      layout.Recomputation
+		}{
+			{true, 1, 2, layout.ShardOff, layout.RecomputeOff},
+			{true, 1, 2, layout.ShardGradients, layout.RecomputeOff},
+			{false, 2, 1, layout.ShardOff, layout.RecomputeGELU},
+			{false, 1, 2, layout.ShardParameters, layout.RecomputeBlock},
+			{false, 2, w.Size() / 2, layout.ShardGradients, layout.RecomputeOff},
+		} {
+			cfg := modernConfig(steps)
+			if cfg.Model.Parts = 0; !x.muon {
+				cfg = testConfig(steps)
+				cfg.Model.Layers, cfg.Model.Parts = 3, traintest.SmallThird.Parts
+			}
+			cfg.GlobalBatch, cfg.Graph = 8, "off"
+			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			wants, wantVal := stepAll(t, plain, steps)
+			cfg.Model.Shard.Mode, cfg.Model.Recompute = x.mode, x.recompute
+			cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = x.tensor, x.stages
 			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			what := fmt.Sprintf("--pp 2 --shard %v, %d ranks", mode, w.Size())
+			what := fmt.Sprintf("%+v, %d ranks", x, w.Size())
 			for i, want := range wants {
 				loss, norm := step(t, split, i)
 				if !traintest.CloseTo(loss, want[0], 1e-4) || !traintest.CloseTo(norm, want[1], 1e-2*want[1]) {
@@ -135,7 +151,7 @@ func TestMuonPipelined(t *testing.T) {
 				t.Errorf("%s saves %d tensors, without %d", what, got, want)
 			}
 			endsLike(t, what, split, wantVal, 1e-4)
+			traintest.NoError(t, plain.Close())
 		}
-		traintest.NoError(t, plain.Close())
 	})
 }

@@ -36,6 +36,11 @@ var Small = layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 
 var SmallModern = layout.Config{Layers: 3, Heads: 2, Channels: 48, SeqMax: 24, Vocab: 61,
 	Parts: layout.Presets["modern"].Parts}
 
+// SmallThird is a third decoder, of parts of both others: rotary positions with GPT-2's norms, and
+// layers whose attention and MLP are side by side.
+var SmallThird = layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 61,
+	Parts: layout.Rotary | layout.Beside}
+
 // RandomParams draws every tensor, also biases and LayerNorms, so that no gradient is near zero for
 // lack of signal. Wide layers get smaller weights, since the softmax would magnify every rounding.
 func RandomParams(cfg layout.Config, seed uint64) map[string][]float64 {

@@ -141,8 +141,12 @@ func (m *refModel) logits(tokens []int32) *rows {
 		if !has(layout.Windows) || (L-1-l)%4 == 0 {
 			window = T
 		}
+		before := x
 		x = m.sum(x, m.linear(m.attend(q, k, v, head, window, scale), h+"attn.c_proj", C))
-		fc := m.linear(norm(x, h+"ln_2"), h+"mlp.c_fc", 4*C)
+		if !has(layout.Beside) {
+			before = x
+		}
+		fc := m.linear(norm(before, h+"ln_2"), h+"mlp.c_fc", 4*C)
 		x = m.sum(x, m.linear(m.each(fc, activation), h+"mlp.c_proj", C))
 		left = append(left, x)
 	}
