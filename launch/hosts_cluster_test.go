@@ -189,8 +189,8 @@ func (c *network) pids(t *testing.T, host, name string) (pids []int) {
 // remote is one mpirun, on host h0.
 type remote struct {
 	cmd   *exec.Cmd
-	json  bytes.Buffer // standard output
-	log   transcript   // standard error
+	json  bytes.Buffer       // standard output
+	log   testkit.Transcript // standard error
 	ended chan struct{}
 }
 
@@ -211,7 +211,6 @@ func (c *network) onFirst(t *testing.T, words []string) *remote {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	j := &remote{ended: make(chan struct{})}
 	j.cmd = exec.CommandContext(ctx, c.script, c.dir, "enter", "h0", strings.Join(words, " "))
-	j.log.news = make(chan struct{}, 1)
 	j.cmd.Stdout, j.cmd.Stderr = &j.json, &j.log
 	j.cmd.WaitDelay = time.Second
 	testkit.Must(t, j.cmd.Start())
@@ -286,37 +285,10 @@ func (c *network) settled(t *testing.T, limit time.Duration, hosts ...string) ti
 	return at
 }
 
-// transcript is the output of a program so far.
-type transcript struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	news chan struct{} // 1
-}
-
-func (t *transcript) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	select {
-	case t.news <- struct{}{}:
-	default:
-	}
-	return t.text.Write(b)
-}
-
-func (t *transcript) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.String()
-}
-
 // until waits for the job to say text.
 func (j *remote) until(t *testing.T, text string) {
 	t.Helper()
-	for !strings.Contains(j.log.String(), text) {
-		select {
-		case <-j.log.news:
-		case <-j.ended:
-			t.Fatalf("ended, and has not said %q:\n%s", text, &j.log)
-		}
+	if !j.log.Wait(text, j.ended) {
+		t.Fatalf("ended, and has not said %q:\n%s", text, &j.log)
 	}
 }

@@ -1,7 +1,6 @@
 package spmd_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -197,7 +195,7 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 		at := slices.Index(cmd.Args, os.Args[0])
 		cmd.Args = slices.Insert(cmd.Args, at, f.apart...)
 	}
-	out := &transcript{news: make(chan struct{}, 1), started: started}
+	out := &testkit.Transcript{Started: started}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := mpirun.Start(cmd); err != nil {
 		return 0, "", "", err
@@ -274,9 +272,9 @@ func everyRank(*mishap, int) bool     { return true }
 func others(f *mishap, rank int) bool { return rank != f.victim() }
 
 // follow sends the signals of the row and returns when the last one went.
-func (f *mishap) follow(mpirun int, out *transcript, ended <-chan struct{}) (last time.Time) {
+func (f *mishap) follow(mpirun int, out *testkit.Transcript, ended <-chan struct{}) (last time.Time) {
 	for _, s := range f.steps {
-		if !out.wait(s.after, ended) {
+		if !out.Wait(s.after, ended) {
 			return time.Time{}
 		}
 		pid := mpirun
@@ -381,44 +379,6 @@ func awaitEnd(marker string, late time.Time) (left []int) {
 			left = process.Having(left, marker)
 		}
 	}
-}
-
-// transcript is the output of a program so far.
-type transcript struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	news chan struct{} // 1
-
-	started func() // called with the first text
-}
-
-func (t *transcript) Write(b []byte) (int, error) {
-	t.started()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	select {
-	case t.news <- struct{}{}:
-	default:
-	}
-	return t.text.Write(b)
-}
-
-func (t *transcript) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.text.String()
-}
-
-// wait returns when text was written, or false when the program ended before.
-func (t *transcript) wait(text string, ended <-chan struct{}) bool {
-	for !strings.Contains(t.String(), text) {
-		select {
-		case <-t.news:
-		case <-ended:
-			return strings.Contains(t.String(), text)
-		}
-	}
-	return true
 }
 
 // tally is the results of a row.

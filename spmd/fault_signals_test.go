@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/hostdata"
 	"lockstep/spmd/parallel"
@@ -331,7 +332,7 @@ func TestNohup(t *testing.T) {
 	if cmd.Path, err = exec.LookPath("sh"); err != nil {
 		t.Fatal(err)
 	}
-	out := &transcript{news: make(chan struct{}, 1), started: func() {}}
+	out := &testkit.Transcript{}
 	cmd.Stdout, cmd.Stderr = out, out
 	spmdtest.Must(t, cmd.Start())
 	ended := make(chan struct{})
@@ -339,7 +340,7 @@ func TestNohup(t *testing.T) {
 		_ = cmd.Wait() // the status says it
 		close(ended)
 	}()
-	if out.wait("asleep", ended) {
+	if out.Wait("asleep", ended) {
 		for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM} {
 			if err := cmd.Process.Signal(sig); err != nil {
 				t.Error(err)

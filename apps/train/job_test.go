@@ -12,9 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/traintest"
@@ -137,37 +135,15 @@ type job struct {
 	ended  chan struct{}
 	own    string // what of its end is Open MPI's own, once it has ended
 	out    *bufio.Scanner
-	stderr logged
+	stderr testkit.Transcript
 	told
-}
-
-// logged collects the log of a job.
-type logged struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // await waits until the running job has logged a text.
 func (j *job) await(t *testing.T, text string) {
 	t.Helper()
-	for !strings.Contains(j.stderr.String(), text) {
-		select {
-		case <-j.ended:
-			t.Fatalf("the job has ended without %q:\n%s", text, &j.stderr)
-		case <-time.After(20 * time.Millisecond):
-		}
+	if !j.stderr.Wait(text, j.ended) {
+		t.Fatalf("the job has ended without %q:\n%s", text, &j.stderr)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -141,16 +140,10 @@ func TestCalls(t *testing.T) {
 	c := calls{set: token.NewFileSet(), functions: map[string]*ast.FuncType{}, methods: map[string][]*ast.FuncType{}}
 	files := map[string][]*ast.File{}
 	for _, p := range packages(t) {
-		for _, name := range p.sources {
-			if filepath.Ext(name) != ".go" || strings.HasPrefix(name, "kernels_spmd") {
-				continue
-			}
-			f, err := parser.ParseFile(c.set, filepath.Join(p.dir, name), nil,
-				parser.ParseComments|parser.SkipObjectResolution)
-			testkit.Must(t, err)
-			path := "lockstep/" + p.path
+		path := "lockstep/" + p.path
+		files[path] = slices.DeleteFunc(p.parsed(t, c.set), ast.IsGenerated)
+		for _, f := range files[path] {
 			c.declare(path, f)
-			files[path] = append(files[path], f)
 		}
 	}
 	for path, of := range files {

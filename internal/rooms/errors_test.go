@@ -2,7 +2,6 @@ package main
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"os"
 	"path/filepath"
@@ -40,12 +39,7 @@ func shown(format string) string {
 func messages(t *testing.T, p pkg) []string {
 	t.Helper()
 	var all []string
-	for _, name := range p.sources {
-		if filepath.Ext(name) != ".go" {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.dir, name), nil, parser.SkipObjectResolution)
-		testkit.Must(t, err)
+	for _, file := range p.parsed(t, token.NewFileSet()) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
 			if !ok || len(call.Args) == 0 {

@@ -19,19 +19,8 @@ import (
 var defines = regexp.MustCompile(
 	`^(Bool|Int|Uint|Uint64|Float64|String|StringArray|StringSlice|IntSlice|Duration)?(VarP|Var|P)?$`)
 
-// flag is a flag that a program defines.
-type flag struct {
-	name string
-	kind string // of its value: Int, Duration, ...
-	zero bool   // its default is 0 or nothing
-	help string // what of its description stands in the source
-}
-
 // flagsIn returns the flags that a file of Go defines.
-func flagsIn(t *testing.T, path string) (flags []flag) {
-	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-	testkit.Must(t, err)
+func flagsIn(file *ast.File) (flags []string) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
 		if !ok {
@@ -49,20 +38,11 @@ func flagsIn(t *testing.T, path string) (flags []flag) {
 			return true
 		}
 		if name, ok := call.Args[at].(*ast.BasicLit); ok {
-			text, err := strconv.Unquote(name.Value)
-			testkit.Must(t, err)
-			flags = append(flags, flag{text, defines.FindStringSubmatch(method.Sel.Name)[1],
-				isZero(call.Args[len(call.Args)-2]), texts(call.Args[len(call.Args)-1])})
+			flags = append(flags, texts(name))
 		}
 		return true
 	})
 	return flags
-}
-
-// isZero says whether an expression is a literal 0.
-func isZero(x ast.Expr) bool {
-	lit, ok := x.(*ast.BasicLit)
-	return ok && lit.Value == "0"
 }
 
 // texts are the strings of an expression, one after the other.
@@ -117,73 +97,17 @@ func TestFlagsInPages(t *testing.T) {
 		if strings.HasPrefix(p.path, "launch/") {
 			text += pages["launch/slurm"]
 		}
-		for _, name := range p.sources {
-			if filepath.Ext(name) != ".go" {
-				continue
-			}
-			for _, flag := range flagsIn(t, filepath.Join(p.dir, name)) {
+		for _, file := range p.parsed(t, token.NewFileSet()) {
+			for _, flag := range flagsIn(file) {
 				found++
-				if !regexp.MustCompile(`--` + regexp.QuoteMeta(flag.name) + `([^a-z0-9-]|$)`).MatchString(text) {
-					t.Errorf("%s: no page for it tells of --%s", p.path, flag.name)
+				if !regexp.MustCompile(`--` + regexp.QuoteMeta(flag) + `([^a-z0-9-]|$)`).MatchString(text) {
+					t.Errorf("%s: no page for it tells of --%s", p.path, flag)
 				}
 			}
 		}
 	}
 	if found < 100 { // there are more
 		t.Errorf("only %d flags were found in the sources", found)
-	}
-}
-
-// counts are words for what a number may count, and measures for what it may measure.
-// duration is an example of a time.
-var (
-	counts = regexp.MustCompile(`\b(ranks?|nodes?|processes|GPUs?|cores?|stages|parts|replicas|` +
-		`rows|columns|cells|elements|numbers|bytes|KiB|MiB|GiB|tokens|sequences|batches|blocks|heads|channels|` +
-		`steps|iterations|turns|rounds|checkpoints|waits|points|lines|messages|samples|times|width|` +
-		`seconds|exit status|seed)\b`)
-	measures = regexp.MustCompile(`\b(rate|ratio|us|decay|norm|part of|distribution|seconds|percent|bytes)\b`)
-	duration = regexp.MustCompile(`\bsuch as [0-9.]+(ms|s|m|h)\b`)
-)
-
-// said says whether the description of a flag names the unit of its value. A default time that
-// is not 0 shows its own unit.
-func (f *flag) said() bool {
-	switch f.kind {
-	case "Int", "Uint", "Uint64":
-		return counts.MatchString(f.help)
-	case "Float64":
-		return measures.MatchString(f.help)
-	case "Duration":
-		return !f.zero || duration.MatchString(f.help)
-	}
-	return true
-}
-
-// A flag that is a count, a size or a time says of what, or in what unit.
-func TestFlagsHaveUnits(t *testing.T) {
-	numbers := 0
-	for _, p := range packages(t) {
-		for _, name := range p.sources {
-			if filepath.Ext(name) != ".go" {
-				continue
-			}
-			for _, f := range flagsIn(t, filepath.Join(p.dir, name)) {
-				if f.kind != "" && !strings.HasPrefix(f.kind, "String") && f.kind != "Bool" {
-					numbers++
-				}
-				if !f.said() {
-					t.Errorf("%s/%s: --%s does not say in what unit it is: %q", p.path, name, f.name, f.help)
-				}
-			}
-		}
-	}
-	if numbers < 50 { // there are more
-		t.Errorf("only %d flags with numbers were found in the sources", numbers)
-	}
-	for help, want := range map[string]bool{"how big a message is": false, "MiB of a message": true} {
-		if (&flag{kind: "Int", help: help}).said() != want {
-			t.Errorf("%q counts as said: %v", help, !want)
-		}
 	}
 }
 
@@ -201,15 +125,9 @@ func TestExportedNamesHaveComments(t *testing.T) {
 		if !public(p.path) {
 			continue
 		}
-		for _, name := range p.sources {
-			if filepath.Ext(name) != ".go" {
-				continue
-			}
-			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.dir, name), nil,
-				parser.ParseComments|parser.SkipObjectResolution)
-			testkit.Must(t, err)
+		for _, file := range p.parsed(t, token.NewFileSet()) {
 			for _, bare := range uncommented(file) {
-				t.Errorf("%s/%s: %s has no comment", p.path, name, bare)
+				t.Errorf("%s: %s has no comment", p.path, bare)
 			}
 		}
 	}

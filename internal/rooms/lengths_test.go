@@ -3,13 +3,11 @@ package main
 import (
 	"go/ast"
 	"go/importer"
-	"go/parser"
 	"go/token"
 	"go/types"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -41,14 +39,7 @@ func TestLengths(t *testing.T) {
 		if !strings.HasPrefix(p.path, "spmd") || !public(p.path) || strings.HasPrefix(p.path, "spmd/spmd") {
 			continue
 		}
-		var files []*ast.File
-		for _, name := range p.sources {
-			if filepath.Ext(name) == ".go" {
-				f, err := parser.ParseFile(fset, filepath.Join(p.dir, name), nil, parser.SkipObjectResolution)
-				testkit.Must(t, err)
-				files = append(files, f)
-			}
-		}
+		files := p.parsed(t, fset)
 		info := types.Info{Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{},
 			Types: map[ast.Expr]types.TypeAndValue{}}
 		check := types.Config{Importer: from, FakeImportC: true}

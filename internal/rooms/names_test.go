@@ -2,7 +2,6 @@ package main
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"os"
 	"path"
@@ -101,13 +100,8 @@ func TestErrorsSayTheirCaller(t *testing.T) {
 		}
 		at := &typed{name: path.Base(p.path)}
 		names[p.path] = at
-		for _, name := range p.sources {
-			if filepath.Ext(name) != ".go" {
-				continue
-			}
-			f, err := parser.ParseFile(c.set, filepath.Join(p.dir, name), nil, parser.SkipObjectResolution)
-			testkit.Must(t, err)
-			files[p.path] = append(files[p.path], f)
+		files[p.path] = p.parsed(t, c.set)
+		for _, f := range files[p.path] {
 			c.declare("lockstep/"+p.path, f)
 			for _, d := range f.Decls {
 				if d, ok := d.(*ast.FuncDecl); ok && d.Recv == nil {

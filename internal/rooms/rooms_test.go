@@ -1,6 +1,9 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path"
@@ -23,6 +26,20 @@ func packages(t *testing.T) []pkg {
 		t.Fatalf("go list finds %d packages", len(pkgs))
 	}
 	return pkgs
+}
+
+// parsed returns the files of Go of a package, without its tests.
+func (p *pkg) parsed(t *testing.T, set *token.FileSet) (files []*ast.File) {
+	t.Helper()
+	for _, name := range p.sources {
+		if filepath.Ext(name) == ".go" {
+			f, err := parser.ParseFile(set, filepath.Join(p.dir, name), nil,
+				parser.ParseComments|parser.SkipObjectResolution)
+			testkit.Must(t, err)
+			files = append(files, f)
+		}
+	}
+	return files
 }
 
 // Packages import what house allows.
