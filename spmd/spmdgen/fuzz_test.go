@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,10 +13,17 @@ import (
 
 	"lockstep/internal/source"
 	"lockstep/internal/testkit"
+	"lockstep/spmd/spmdgen/internal/cpp"
+	"lockstep/spmd/spmdgen/internal/ir"
 )
 
 // helpers are what random kernels call: with effects, several results, and slices that move.
 const helpers = `package main
+
+import (
+	"math"
+	"math/bits"
+)
 
 type pair struct {
 	a int32
@@ -41,15 +49,30 @@ func next(s *int32) int32 {
 }
 
 func bump(x []int32, v int32) int32 {
-	x[v&7] += v
+	x[v&3] += v
 	return x[0]
 }
 
-func peek(x []int32, v int32) int32 { return x[v&7] }
+func peek(x []int32, v int32) int32 { return x[v&3] }
 
-func set(x []float32, k int32, v float32) { x[k&7] = v }
+func set(x []float32, k int32, v float32) { x[k&3] = v }
 
 func halves[T int32 | float32](x []T) (a, b []T) { return x[:8], x[8:] }
+
+func cut(x []int32, v int32) []int32 { return x[(len(x)-4)&int(v):] }
+
+func turn(p pair) pair {
+	p.c[p.a&3], p.a = p.a, p.c[1]
+	return p
+}
+
+// whole converts what has a value in the other type.
+func whole[F float32 | float64, I int8 | uint8 | int16 | uint16 | int32 | uint32 | int64 | uint64 | int](v F) I {
+	if v > -1 && v < 128 || ^I(0) < 0 && math.Abs(float64(v)) < 128 {
+		return I(v)
+	}
+	return 7
+}
 
 func pick(x, y []int32, first bool) []int32 {
 	if first {
@@ -60,7 +83,7 @@ func pick(x, y []int32, first bool) []int32 {
 
 func three(v int32) (a int32, _ float32, c int32) {
 	a = v * 3
-	c = a ^ 5
+	c = int32(bits.RotateLeft32(uint32(a), 5))
 	return
 }
 
@@ -77,16 +100,37 @@ func same_int32(v int32) int32 { return v + 1 }
 
 `
 
-// accepted says whether a file of kernels can be translated.
-func accepted(t *testing.T, text string) error {
-	_, _, err := translate(folder(t, text), source.Output)
-	return err
+// refusals says for each kernel of a file why it cannot be translated, if it cannot.
+func refusals(t *testing.T, text string) map[string]*source.Refusal {
+	t.Helper()
+	dir := folder(t, text)
+	src, err := source.Parse(dir, source.Output)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, numbered(text))
+	}
+	c, err := src.Check(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]*source.Refusal{}
+	for _, d := range src.Kernels() {
+		var err error
+		func() {
+			defer refused(&err)
+			(&unit{cpp.New(ir.New(c, cpp.Has)), map[string]bool{}}).instances(d)
+		}()
+		if errors.As(err, new(*source.Refusal)) {
+			all[d.Name.Name] = err.(*source.Refusal)
+		}
+	}
+	return all
 }
 
-// Random kernels mean the same on the host and emulated. LOCKSTEP_FUZZ says how long, such as 1h;
-// LOCKSTEP_FUZZ_SEED makes those of one seed again. A kernel may be refused, with its line.
+// Random kernels mean the same on the host and emulated, also if two slices are one. LOCKSTEP_FUZZ
+// says how long, such as 1h; LOCKSTEP_FUZZ_SEED begins with a seed. A kernel may be refused, with
+// its line.
 func TestFuzz(t *testing.T) {
-	limit, atOnce := time.Duration(0), testkit.Few(t, "random kernels and more", 40, 250)
+	limit, atOnce := time.Duration(0), testkit.Few(t, "random kernels and more", 60, 1000)
 	if testkit.AllCases() {
 		limit = time.Minute
 	}
@@ -95,44 +139,53 @@ func TestFuzz(t *testing.T) {
 		if limit, err = time.ParseDuration(text); err != nil {
 			t.Fatal(err)
 		}
-		atOnce = 250
+		atOnce = 1000
 	}
 	seed, err := strconv.ParseUint(os.Getenv("LOCKSTEP_FUZZ_SEED"), 10, 64)
-	only := err == nil
-	if !only {
+	if err != nil {
 		seed = uint64(time.Now().UnixNano())
 	}
-	ran, refused := 0, 0
+	ran, refused, why := 0, 0, map[string]int{}
 	for begin := time.Now(); ; seed++ {
-		f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 3))}
-		text, each := helpers, map[string]string{}
-		for k := range atOnce {
-			name := fmt.Sprintf("k%d", k)
-			one := f.kernel(name)
-			err := accepted(t, helpers+one)
-			var r *source.Refusal
-			switch {
-			case err == nil:
-				text += one + "\n"
-				each[name] = one
-			case errors.As(err, &r) && strings.HasPrefix(r.What, "a kernel ") && r.At.Line > 0:
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			f := &fuzzer{Rand: rand.New(rand.NewPCG(seed, 3))}
+			var each []string
+			for k := range atOnce {
+				each = append(each, f.kernel(fmt.Sprint("k", k)))
+			}
+			for name, r := range refusals(t, helpers+strings.Join(each, "")) {
+				k, _ := strconv.Atoi(name[1:])
+				if !strings.HasPrefix(r.What, "a kernel ") || r.At.Line <= strings.Count(helpers, "\n") {
+					t.Fatalf("%v\n%s", r, each[k])
+				}
 				refused++
-			default:
-				t.Fatalf("seed %d: %v\n%s", seed, err, numbered(helpers+one))
+				what := regexp.MustCompile(` \S+( here| for each| in one loop|, which keeps| lives)`)
+				why[what.ReplaceAllString(r.What, " ..$1")]++
+				each[k] = ""
 			}
-		}
-		got := runBoth(t, text)
-		ran += len(each)
-		for name, one := range each {
-			if got[name] != "same" {
-				t.Errorf("seed %d: %s: %s\n%s", seed, name, got[name], one)
+			compiler, ones := quick+fastForm, "false"
+			if seed%2 == 1 {
+				compiler, ones = quick+anyForm, "false, true"
 			}
-		}
-		if only || t.Failed() || time.Since(begin) > limit {
+			if seed%16 == 7 {
+				compiler = "" // as programs have it
+			}
+			got := runBoth(t, helpers+strings.Join(each, ""), compiler, ones)
+			ran += len(got)
+			for k, one := range each {
+				if what := got[fmt.Sprint("k", k)]; what != "same" && one != "" {
+					t.Errorf("%s\n%s", what, one)
+				}
+			}
+		})
+		t.Logf("%d kernels, and %d of %d that were refused", ran, refused, ran+refused)
+		if t.Failed() || time.Since(begin) > limit {
 			break
 		}
 	}
-	t.Logf("%d kernels, and %d of %d that were refused", ran, refused, ran+refused)
+	for what, n := range why {
+		t.Logf("%d times: %s", n, what)
+	}
 }
 
 // outside are statements that kernels do not have. n is an int32, a a slice of them, t a pair.
@@ -229,27 +282,37 @@ func more() (a, b, c, d int32) { return }
 // or at that of what it names.
 func TestOutside(t *testing.T) {
 	f := &fuzzer{Rand: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))}
-	for range testkit.Few(t, "programs outside of what kernels have", 5, 50) {
+	first := strings.Count(helpers, "\n")
+	for range testkit.Few(t, "programs outside of what kernels have", 5, 200) {
+		var plain []string // 60 in 100 can be translated
+		text := helpers
+		for k := range 3 * len(outside) {
+			plain = append(plain, f.kernel(fmt.Sprint("k", k)))
+			text += plain[k]
+		}
+		none := refusals(t, text)
+		text = helpers + outsideHelpers
+		last := strings.Count(text, "\n")
+		at, want := 0, map[string]int{}
 		for _, what := range outside {
-			one := f.kernel("k")
-			for accepted(t, helpers+one) != nil {
-				one = f.kernel("k")
+			for none[fmt.Sprint("k", at)] != nil {
+				at++
 			}
-			lines := strings.Split(one, "\n")
-			at := 3 + f.IntN(2) // behind the first statements
-			if f.rows {
-				at = 5
+			head, tail, _ := strings.Cut(plain[at], "// first\n")
+			text += head + "{ n, a, t := int32(i), p, pair{}; _, _, _ = n, a, t\n"
+			want[fmt.Sprint("k", at)] = strings.Count(text, "\n") + 1
+			text += what + "\n}\n" + tail
+			at++
+		}
+		for name, r := range refusals(t, text) {
+			if line := want[name]; r.At.Line == line || first < r.At.Line && r.At.Line <= last {
+				delete(want, name)
+			} else {
+				t.Errorf("%v, want line %d", r, line)
 			}
-			lines[at] += "\n{ n, a, t := int32(i), p, pair{}; _, _, _ = n, a, t\n" + what + "\n}"
-			text := helpers + outsideHelpers + strings.Join(lines, "\n")
-			want := strings.Count(text[:strings.Index(text, "\n"+what+"\n}")], "\n") + 2
-			err := accepted(t, text)
-			var r *source.Refusal
-			declared := strings.Count(helpers, "\n")
-			if !errors.As(err, &r) || r.At.Line != want &&
-				(r.At.Line < declared || r.At.Line > declared+strings.Count(outsideHelpers, "\n")) {
-				t.Fatalf("%v, want line %d: %s\n%s", err, want, what, numbered(text))
-			}
+		}
+		if len(want) > 0 {
+			t.Fatalf("%v are not refused\n%s", want, numbered(text))
 		}
 	}
 }

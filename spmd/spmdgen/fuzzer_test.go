@@ -2,41 +2,128 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 )
 
 // variable is one that a random kernel may use.
-type variable struct{ name, of string }
+type variable struct {
+	name, of string
+	fixed    bool // may not be set
+}
 
-// fuzzer writes random kernels.
+// fuzzer writes random kernels, by rules.
 type fuzzer struct {
 	*rand.Rand
-	b      strings.Builder
-	depth  int
-	vars   []variable
-	fixed  map[string]bool // may not be set
-	budget int
-	rows   bool
-	inLoop bool
+	vars, fresh   []variable      // fresh are those that a statement declares
+	used, changed map[string]bool // by a statement: Go leaves the order of both open
+	budget, scope int
+	rows, inLoop  bool
 }
 
-var hostile = strings.Fields("exp sin linux unix errno I AT SUB register double auto this class value_1 place_1 " +
-	"result_1 body_1 n_1 i_1 part_1 x_1 v w é slot all_1 go_ spmd std r_ end_1 next_1 NULL abs printf uint32_t")
+const (
+	numbers  = "int32 int32 int64 uint8 int8 int16 uint16 uint32 uint64 int float32 float64"
+	integers = "int32 int64 uint8 int8 int16 uint16 uint32 uint64 int"
+	hostile  = "exp sin linux unix errno I AT SUB register double auto this class value_1 place_1 result_1 body_1 " +
+		"n_1 i_1 part_1 x_1 v w é slot all_1 go_ spmd std r_ end_1 next_1 NULL abs printf uint32_t"
+)
 
-func (f *fuzzer) line(format string, a ...any) {
-	f.b.WriteString(strings.Repeat("\t", f.depth) + fmt.Sprintf(format, a...) + "\n")
-}
+// constants are those at the edges of types, and others.
+var constants = map[string]string{"bool": "true false", "int": "0 1 3 -2 1<<33 -1<<63",
+	"int32": "0 1 -1 2147483647 -2147483648 7 int32(-5) 'x'", "uint64": "0 1 1<<63 18446744073709551615",
+	"int64": "0 1 -1 9223372036854775807 -9223372036854775808 1<<40", "uint8": "0 255 128 3", "int8": "-128 127 -1 5",
+	"int16": "-32768 32767 9", "uint16": "65535 1 255", "uint32": "0 4294967295 1<<31 77", "complex64": "2i 1 -0.5+3i",
+	"float32": "0 1 -2.5 0.1 1e-3 16777217 3 1e38 1e-45", "float64": "0 1 -2.5 0.1 1e-3 16777217 1e300 5e-324"}
+
+// statementDepth is how deep the values of a statement are.
+const statementDepth = 2
+
+// rule is what stands between two rules.
+var rule = regexp.MustCompile(`  |\n`)
+
+// expressions are rules for values of a type. <T> is a value, <$T> a variable or another value that
+// is no constant, <&T> a variable that a call changes, <@T> a place that the statement sets. mem is
+// the memory behind slices. I, N and F are an integer type, any number's, and a float's.
+var expressions = func() map[string][]string {
+	rules := map[string]string{"bool": `
+(<bool> && <bool>)  (<bool> || <bool>)  !<bool>  test(&<&int32>, <bool>)  (<$N> < <N>)  (<$N> == <N>)
+(<$N> >= <N>)  (<$N> != <N>)  math.IsNaN(<float64>) != math.IsInf(<float64>, -1)`, "int32": `
+next(&<&int32>)  next(&<&int32>)  <$mem><$[]int32>[<at>]  <$[4]int32>[<$int32>&3]  <&pair>.put(<int32>)
+<$pair>.get(<int32>)  pair_get(<$pair>, <int32>)  <$pair>.a  <$pair>.c[<$int32>&3]
+<$[2]pair>[<$int32>&1].c[<at>]  <&mem>bump(<$[]int32>, <int32>)  <$mem>peek(<[]int32>, <int32>)  same(<$int32>)
+same_int32(<$int32>)  int32(len(<$[]int32>))  int32(bits.OnesCount32(<uint32>))
+int32(bits.Len64(<uint64>) - bits.TrailingZeros8(<uint8>))  [3]int32{<int32>, <int32>, 2}[<$uint8>%3]`, "uint32": `
+bits.RotateLeft32(<uint32>, <int>)  bits.ReverseBytes32(<uint32>)`, "float32": `
+<$pair>.b  <$mem><$[]float32>[<at>]  same(<$float32>)  real(<$complex64>)  imag(<$complex64>)`, "float64": `
+math.Max(<float64>, <float64>)  math.Min(<float64>, <float64>)  math.Copysign(<float64>, float64(<$int8>))
+math.Inf(1)  math.NaN()  math.FMA(<float64>, <float64>, <float64>)  math.Ldexp(<float64>, <int>&15)`, "complex64": `
+complex(<$float32>, <float32>)  (<$complex64> + <complex64>)  (<$complex64> * <complex64>)
+(<$complex64> / <complex64>)  -(<$complex64>)`, "pair": `
+pair{c: [4]int32{1: <int32>}, b: <float32>}  pair{<int32>, <float32>, <[4]int32>}  turn(<pair>)
+<$[2]pair>[<$int>&1]`, "[4]int32": `
+[4]int32{<int32>, 2: <int32>}  <$pair>.c`, "[2]pair": `
+[2]pair{<pair>, {a: <int32>}}  [2]pair{1: <pair>}`, "[]int32": `
+<$[]int32>[:4]  <$[]int32>  cut(<[]int32>, <int32>)  pick(<[]int32>, <$[]int32>, <bool>)`, "[]float32": `
+<$[]float32>  <$[]float32>[1:]`, "at": `
+<$I>&3  <$int32>&3  <int32>&3  next(&<&int32>)&3`}
+	for _, t := range slices.Compact(strings.Fields(numbers)) {
+		rules[t] += `
+(<$T> + <T>)  (<$T> - <T>)  (<$T> * <T>)  min(<$T>, <T>)  max(<T>, <$T>, <T>)  T(<$I>)  -(<$T>)`
+		more := `
+(<$T> / (<T> | 1))  (<$T> % (<T> | 1))  (<$T> << (<$uint8> % 70))  (<$T> >> (<$I> & 67))  (<$T> & <T>)
+(<$T> | <T>)  (<$T> ^ <T>)  (<$T> &^ <T>)  ^<$T>  whole[F, T](<F>)`
+		if strings.HasPrefix(t, "float") {
+			more = `
+(<$T> / <T>)  T(<$F>)  T(math.Sqrt(float64(<T>)))  T(math.Floor(float64(<T>)) - math.Ceil(float64(<T>)))
+T(math.Mod(float64(<T>), float64(<$T>)))
+T(math.RoundToEven(float64(<$T>)) + math.Trunc(float64(<T>)) + math.Abs(float64(<T>)))`
+		}
+		rules[t] = regexp.MustCompile(`\bT\b`).ReplaceAllString(rules[t]+more, t)
+	}
+	all := map[string][]string{}
+	for t, text := range rules {
+		all[t] = rule.Split(strings.TrimSpace(text), -1)
+	}
+	return all
+}()
+
+// statements are rules, too. <^T> is a place that is read, too, <+T> a new variable, <!T> one of a
+// name that is not in use and that may not be set, <~T> one that may; <1> and <2> are their names.
+var statements = rule.Split(`<+D> := <$D>  var <+D> D = <D>  var <+D> D = <D>  var <+N> N = <N>
+<@S> = <S>  <@S> = <S>  <@S> = <S>  <^N> += <N>  <^N> *= <N>  <^I> -= <I>  <^I> <<= <$uint8> % 9  <@int32>, <@float32> = <int32>, <float32>
+if <bool> {<block>}  if <bool> {<block>} else if <bool> {<block>} else {<block>}
+if <~I> := <$I>; <1> > 3 {<block>}  for <!int32> := int32(0); <1> < 3 && <bool>; <1>++ {<block>}
+switch <int32> { case <$int32>, <int32>: <block> default: <block>}
+switch { case <bool>: <block> case <bool>: <block>}  {<block>}  <&pair>.put(<int32>)  <&pair>.put(<int32>)
+var <+pair> pair  { const edge int32 = 1 << 3 - 10; <^int32> += edge}`, -1)
+
+// Not in loops over the elements of a row, and not in kernels of rows.
+var (
+	outsideLoops = rule.Split(`<+[]int32> := <[]int32>  <$mem><$[]int32>[<at>] += <int32>  <$[]int32>[<at>] = <int32>
+<$[]float32>[<at>] = <float32>`, -1)
+	notInRows = rule.Split(`<@[]int32>, <@[]int32> = <$[]int32>, <[]int32>
+for _, <~int32> := range <[4]int32> {<block>}
+for _, <~pair> := range <$[2]pair> {<block>}  for <!int32> := range int32(3) {<block>}
+for <!int>, <~int32> := range <$[]int32>[:3] {<$[]int32>[<1>] ^= <2>; <block>}
+set(<$[]float32>, <int32>, <float32>)  <&pair>.reset()  <@int32>, <@float32> = two(&<&int32>)
+_, <@float32> = two(&<&int32>)  <@int32>, _, <@int32> = three(<int32>)  <+*pair> := &<&pair>
+<$*pair>.a, <$*pair>.b = <int32>, <float32>  <$*pair>.put(<int32>)
+<label>: for <!int32> := range int32(3) { for range 3 { if <bool> { break <label>}; <block>}; <block>}
+<label>: for <!int32> := range int32(3) { for range 3 { if <bool> { continue <label>}; <block>}; <block>}`, -1)
+)
 
 func (f *fuzzer) any(list ...string) string { return list[f.IntN(len(list))] }
 
 // of returns a variable of a type, or "".
-func (f *fuzzer) of(t string, toSet bool) string {
-	var found []string
+func (f *fuzzer) of(t string, may func(v variable) bool) string {
+	found := []string{}
 	hidden := map[string]bool{}
-	for i := len(f.vars) - 1; i >= 0; i-- {
-		v := f.vars[i]
-		if v.of == t && !hidden[v.name] && !(toSet && f.fixed[v.name]) {
+	for _, v := range slices.Backward(f.vars) {
+		if v.of == t && !hidden[v.name] && may(v) {
 			found = append(found, v.name)
 		}
 		hidden[v.name] = true
@@ -47,421 +134,253 @@ func (f *fuzzer) of(t string, toSet bool) string {
 	return f.any(found...)
 }
 
-func (f *fuzzer) constant(t string) string {
-	switch t {
-	case "bool":
-		return f.any("true", "false")
-	case "int32":
-		return f.any("0", "1", "-1", "2147483647", "-2147483648", "7", "int32(-5)")
-	case "int64":
-		return f.any("0", "1", "-1", "9223372036854775807", "-9223372036854775808", "1<<40")
-	case "uint8":
-		return f.any("0", "255", "128", "3")
-	case "int8":
-		return f.any("-128", "127", "-1", "5")
-	case "uint32":
-		return f.any("0", "4294967295", "1<<31", "77")
-	case "int":
-		return f.any("0", "1", "3", "-2", "1<<33")
-	case "float32", "float64":
-		return f.any("0", "1", "-2.5", "0.1", "1e-3", "16777217", "3")
-	case "[4]int32":
-		return "[4]int32{" + f.expr("int32", 1) + ", 2: " + f.expr("int32", 1) + "}"
-	case "pair":
-		return "pair{c: [4]int32{1: " + f.expr("int32", 1) + "}, b: " + f.expr("float32", 1) + "}"
+// use returns a variable that is read, or "".
+func (f *fuzzer) use(t string) string {
+	name := f.of(t, func(v variable) bool { return !f.changed[v.name] })
+	if name == "" && slices.Contains(strings.Fields(numbers), t) && t != "int32" {
+		if name = f.use("int32"); name != "" {
+			return t + "(" + name + ")"
+		}
 	}
-	return f.of(t, false)
+	f.used[name] = true
+	return name
 }
 
-var integers = []string{"int32", "int64", "uint8", "int8", "uint32", "int"}
-
-// number returns T(x), which is no constant.
-func (f *fuzzer) number(t string, d int) string {
-	if f.IntN(8) == 0 && t != "" {
-		if v := f.of(t, false); v != "" {
-			return v
+func (f *fuzzer) value(t string, depth int) string {
+	rules := expressions[t]
+	for range 5 {
+		rule := f.any(rules...)
+		calls := strings.Contains(rule, "<&mem>") || strings.HasPrefix(t, "[]") && strings.Contains(rule, "(")
+		if depth > 0 && f.IntN(8) > 0 && !(calls && f.rows) {
+			if text := f.fill(rule, depth-1); text != "" {
+				return text
+			}
 		}
 	}
-	return t + "(" + f.variableOf(f.any(integers...), d) + ")"
+	if constants[t] == "" {
+		return f.use(t)
+	}
+	if f.IntN(3) > 0 {
+		if name := f.use(t); name != "" {
+			return name
+		}
+	}
+	return f.any(strings.Fields(constants[t])...)
 }
 
-func (f *fuzzer) variableOf(t string, d int) string {
-	if v := f.of(t, false); v != "" {
-		return v
+// places are parts of variables that a statement may set.
+var places = map[string][]string{"float32": {"<@pair>.b"}, "pair": {"<@[2]pair>[<$int32>&1]"},
+	"int32": {"<@[4]int32>[<$int32>&3]", "<@pair>.a", "<@pair>.c[<$int8>&3]", "<@[2]pair>[<$int>&1].c[2]"}}
+
+func (f *fuzzer) place(t string) string {
+	if list := places[t]; list != nil && f.IntN(2) == 0 {
+		return f.fill(f.any(list...), 0)
 	}
-	if v := f.of("int32", false); v != "" {
-		return t + "(" + v + ")"
-	}
-	return f.number(t, d)
+	return f.of(t, func(v variable) bool { return !v.fixed })
 }
 
-func (f *fuzzer) index(d int) string { return f.variableOf(f.any("int32", "int", "uint8"), d) + "&7" }
-
-func (f *fuzzer) expr(t string, d int) string {
-	if d <= 0 {
-		if f.IntN(3) == 0 {
-			return f.constant(t)
-		}
-		if v := f.of(t, false); v != "" {
-			return v
-		}
-		return f.constant(t)
-	}
-	e := func(t string) string { return f.expr(t, d-1) }
-	switch t {
-	case "bool":
-		switch f.IntN(6) {
-		case 0:
-			return "(" + e("bool") + f.any(" && ", " || ") + e("bool") + ")"
-		case 1:
-			return "!" + e("bool")
-		case 2:
-			return "test(&" + f.of("int32", true) + ", " + e("bool") + ")"
-		}
-		of := f.any("int32", "int64", "uint32", "float32", "int8")
-		return "(" + f.number0(of, d) + f.any(" < ", " == ", " >= ", " != ") + e(of) + ")"
-	case "float32", "float64":
-		switch f.IntN(8) {
-		case 0:
-			if x := f.of("[]float32", false); x != "" && t == "float32" {
-				return x + "[" + f.index(d-1) + "]"
-			}
-		case 1:
-			return f.any("min", "max") + "(" + f.number0(t, d) + ", " + e(t) + ")"
-		case 2:
-			if t == "float32" {
-				if p := f.of("pair", false); p != "" {
-					return p + ".b"
-				}
-			}
-		case 3:
-			return t + "(" + f.variableOf(f.any("int32", "uint8", "int8"), d) + ")"
-		case 4:
-			if t == "float32" {
-				return "same(" + f.number0("float32", d) + ")"
-			}
-		}
-		return "(" + f.number0(t, d) + f.any(" + ", " - ", " * ") + e(t) + ")"
-	case "[4]int32", "pair":
-		return f.constant(t)
-	case "[]int32":
-		if x := f.of(t, false); x != "" && f.IntN(2) == 0 && !f.rows {
-			return "pick(" + x + ", " + f.of(t, false) + ", " + e("bool") + ")"
-		}
-		return f.of(t, false)
-	case "[]float32":
-		return f.of(t, false)
-	}
-	if t == "int32" {
-		switch f.IntN(12) {
-		case 0, 1:
-			return "next(&" + f.of("int32", true) + ")"
-		case 2:
-			if x := f.of("[]int32", false); x != "" {
-				return x + "[" + f.index(d-1) + "]"
-			}
-		case 3:
-			if x := f.of("[4]int32", false); x != "" {
-				return x + "[" + f.variableOf("int32", d-1) + "&3]"
-			}
-		case 4:
-			if p := f.of("pair", true); p != "" {
-				return p + f.any(".put(", ".get(") + e("int32") + ")"
-			}
-		case 5:
-			if p := f.of("pair", false); p != "" {
-				return f.any("pair_get("+p+", "+e("int32")+")", p+".a")
-			}
-		case 6:
-			if x := f.of("[]int32", false); x != "" && !f.inLoop {
-				return f.any("bump", "peek", "peek") + "(" + x + ", " + e("int32") + ")"
-			}
-		case 7:
-			return f.any("same(", "same_int32(") + f.number0("int32", d) + ")"
-		}
-	}
-	switch f.IntN(8) {
-	case 0:
-		return f.number(t, d-1)
-	case 1:
-		return "(" + f.number0(t, d) + f.any(" / ", " % ") + "(" + e(t) + " | 1))"
-	case 2:
-		return "(" + f.number0(t, d) + f.any(" << ", " >> ") + "(" + f.variableOf("uint8", d-1) + " % 70))"
-	case 3:
-		return f.any("-", "^") + f.number0(t, d)
-	case 4:
-		return f.any("min", "max") + "(" + f.number0(t, d) + ", " + e(t) + ")"
-	}
-	return "(" + f.number0(t, d) + f.any(" + ", " - ", " * ", " & ", " | ", " ^ ", " &^ ") + e(t) + ")"
-}
-
-// number0 is an operand that is no constant, so that no constant overflows.
-func (f *fuzzer) number0(t string, d int) string {
-	if strings.HasPrefix(t, "float") {
-		if v := f.of(t, false); v != "" {
-			return v
-		}
-		return t + "(" + f.variableOf("int8", d) + ")"
-	}
-	if d > 1 && t == "int32" && f.IntN(2) == 0 {
-		return "next(&" + f.of("int32", true) + ")"
-	}
-	return f.variableOf(t, d)
-}
-
-var declared = strings.Fields("int32 int32 int64 uint8 int8 uint32 int float32 float64 bool [4]int32 pair " +
-	"[]int32 []float32")
-
-// name returns a name that the scope from first on has not.
-func (f *fuzzer) name(first int) string {
+// name returns a name that variables have not.
+func (f *fuzzer) name(but []variable) string {
 	for {
-		n := f.any(hostile...)
-		taken := false
-		for _, v := range f.vars[first:] {
-			taken = taken || v.name == n
-		}
-		if !taken {
-			delete(f.fixed, n)
+		n := f.any(strings.Fields(hostile)...)
+		if !slices.ContainsFunc(slices.Concat(but, f.fresh), func(v variable) bool { return v.name == n }) {
 			return n
 		}
 	}
 }
 
-func (f *fuzzer) place(t string) string {
-	switch f.IntN(4) {
-	case 0:
-		if x := f.of("[4]int32", true); x != "" && t == "int32" {
-			return x + "[" + f.variableOf("int32", 1) + "&3]"
-		}
-	case 1:
-		if x := f.of("pair", true); x != "" {
-			if t == "float32" {
-				return x + ".b"
-			} else if t == "int32" {
-				return x + f.any(".a", ".c["+f.variableOf("int8", 1)+"&3]")
-			}
-		}
-	case 2:
-		if x := f.of("[]"+t, false); x != "" && !f.inLoop {
-			return x + "[" + f.index(1) + "]"
-		}
-	}
-	return f.of(t, true)
-}
+var (
+	calling = regexp.MustCompile(`(next|same\w*|get|put|peek|bump|turn|whole|test|cut|pick|(math|bits)\.\w+)[[(]`)
+	holes   = regexp.MustCompile(`<([$&@^+!~]?)([^<> =]+)>|\{`)
+	kinds   = regexp.MustCompile(`\b[INFDS]\b`)
+	kind    = map[string]string{"I": integers, "N": numbers, "F": "float32 float64", "S": numbers + " pair [4]int32",
+		"D": numbers + " bool [4]int32 pair [2]pair complex64"}
+)
 
-func (f *fuzzer) block(n int) {
-	f.depth++
-	vars, first := f.vars, len(f.vars)
-	for range 1 + f.IntN(n) {
-		f.stmt(first)
+// fill returns a rule with its holes filled, or "" if there is no variable for one.
+func (f *fuzzer) fill(rule string, depth int) string {
+	is := map[string]string{}
+	rule = kinds.ReplaceAllStringFunc(rule, func(k string) string {
+		if is[k] == "" {
+			is[k] = f.any(strings.Fields(kind[k])...)
+		}
+		return is[k]
+	})
+	ok, first := true, len(f.fresh)
+	if calling.MatchString(rule) && depth < statementDepth { // what a call is given is read in its turn
+		used, changed := f.used, f.changed
+		f.used, f.changed = maps.Clone(used), map[string]bool{}
+		defer func() {
+			maps.Copy(changed, f.changed)
+			f.used, f.changed = used, changed
+		}()
 	}
-	f.vars = vars
-	f.depth--
-}
-
-func (f *fuzzer) declare(first int, t, value string) {
-	n := f.name(first)
-	f.line("%s := %s", n, value)
-	f.line("_ = %s", n)
-	f.vars = append(f.vars, variable{n, t})
-}
-
-func (f *fuzzer) stmt(first int) {
-	if f.budget--; f.budget < 0 {
-		return
-	}
-	switch f.IntN(16) {
-	case 0, 1, 2:
-		t := f.any(declared...)
-		if f.inLoop && strings.HasPrefix(t, "[]") {
-			t = "int32"
-		}
-		value := f.expr(t, 2)
-		if value == "" {
-			return
-		}
-		if strings.Contains(" int32 int64 uint8 int8 uint32 float32 float64 ", " "+t+" ") {
-			n := f.name(first)
-			f.line("var %s %s = %s", n, t, value)
-			f.line("_ = %s", n)
-			f.vars = append(f.vars, variable{n, t})
-			return
-		}
-		f.declare(first, t, value)
-	case 3, 4:
-		t := f.any("int32", "int32", "float32", "int64", "uint8", "bool", "[4]int32", "pair")
-		if p := f.place(t); p != "" {
-			f.line("%s = %s", p, f.expr(t, 3))
-		}
-	case 5:
-		t := f.any("int32", "int64", "uint8", "float32", "float64")
-		if p := f.place(t); p != "" {
-			f.line("%s %s= %s", p, f.any("+", "-", "*"), f.expr(t, 2))
-		}
-	case 6:
-		t := f.any("int32", "float32")
-		p, q := f.place(t), f.place(t)
-		if p != "" && q != "" {
-			f.line("%s, %s = %s, %s", p, q, f.any(q, f.expr(t, 2)), f.any(p, f.expr(t, 2)))
-		}
-	case 7:
-		if x, y := f.of("[]int32", true), f.of("[]int32", true); x != "" && !f.inLoop {
-			f.line("%s, %s = %s, %s", x, y, y, x)
-		}
-	case 8:
-		f.line("if %s {", f.expr("bool", 2))
-		f.block(3)
-		if f.IntN(2) == 0 {
-			f.line("} else if %s {", f.expr("bool", 2))
-			f.block(2)
-		}
-		f.line("}")
-	case 9:
-		n := f.name(0)
-		f.line("for %s := %s; %s < 3 && %s; %s++ {", n, "int32(0)", n, f.expr("bool", 1), n)
-		f.loop(variable{n, "int32"}, true)
-	case 10:
-		n := f.name(0)
-		if f.rows && !f.inLoop {
-			return
-		}
-		if x := f.of("[4]int32", false); x != "" && f.IntN(2) == 0 {
-			f.line("for _, %s := range %s {", n, x)
-			f.loop(variable{n, "int32"}, false)
-			return
-		}
-		f.line("for %s := range int32(3) {", n)
-		f.loop(variable{n, "int32"}, false)
-	case 11:
-		f.line("switch %s {", f.expr("int32", 2))
-		f.line("case %s, %s:", f.of("int32", false), f.expr("int32", 2))
-		f.block(2)
-		f.line("default:")
-		f.block(2)
-		f.line("}")
-	case 12:
-		label := fmt.Sprintf("out%d", f.budget)
-		a := f.name(0)
-		if f.rows {
-			return
-		}
-		f.line("%s:\n\tfor %s := range int32(3) {", label, a)
-		f.vars = append(f.vars, variable{a, "int32"})
-		f.line("for range 3 {")
-		f.line("if %s {\n%s %s\n}", f.expr("bool", 2), f.any("break", "continue"), label)
-		f.vars = f.vars[:len(f.vars)-1]
-		f.loop(variable{a, "int32"}, false)
-		f.line("}")
-	case 13:
-		if f.inLoop || f.rows {
-			return
-		}
-		switch f.IntN(4) {
-		case 0:
-			if x := f.of("[]float32", false); x != "" {
-				f.line("set(%s, %s, %s)", x, f.expr("int32", 2), f.expr("float32", 2))
+	text := holes.ReplaceAllStringFunc(rule, func(hole string) (got string) {
+		m := holes.FindStringSubmatch(hole)
+		t := m[2]
+		switch n, err := strconv.Atoi(t); {
+		case hole == "{": // what the statement declares is in scope
+			for _, v := range f.fresh[first:] {
+				hole += " _ = " + v.name + "\n"
 			}
-		case 1:
-			if p := f.of("pair", true); p != "" {
-				f.line("%s.reset()", p)
-			}
-		case 2:
-			f.line("%s, %s = two(&%s)", f.place("int32"), f.any("_", f.of("float32", true)), f.of("int32", true))
+			f.vars = append(f.vars, f.fresh[first:]...)
+			return hole
+		case err == nil:
+			return f.fresh[first+n-1].name
+		case t == "block":
+			return "\n" + f.block(3) + "\n"
+		case t == "label":
+			return fmt.Sprint("out", f.budget)
+		case t == "mem":
+			ok = ok && !f.changed[t] && !(m[1] == "&" && f.used[t])
+			f.used[t], f.changed[t] = true, f.changed[t] || m[1] == "&"
+			return ""
+		case m[1] == "":
+			got = f.value(t, depth)
+		case m[1] == "$" && constants[t] != "" && depth > 0 && f.IntN(2) == 0:
+			got = f.fill(f.any(expressions[t]...), depth-1)
+		case m[1] == "$":
+			got = f.use(t)
+		case m[1] == "@":
+			got = f.place(t)
+		case m[1] == "^":
+			got = f.place(t)
+			of, _, _ := strings.Cut(strings.ReplaceAll(got, "[", "."), ".")
+			ok, f.used[of] = ok && !f.changed[of], true
+		case m[1] == "&":
+			got = f.of(t, func(v variable) bool { return !v.fixed && !f.used[v.name] })
+			f.changed[got] = true
 		default:
-			f.line("%s, _, %s = three(%s)", f.place("int32"), f.of("int32", true), f.expr("int32", 2))
+			block := f.vars
+			if m[1] == "+" {
+				block = f.vars[f.scope:]
+			}
+			got = f.name(block)
+			f.fresh = append(f.fresh, variable{got, t, m[1] == "!"})
 		}
-	case 14:
-		f.line("{")
-		f.block(3)
-		f.line("}")
-	default:
-		if p := f.of("pair", true); p != "" {
-			f.line("%s.put(%s)", p, f.expr("int32", 2))
+		ok = ok && got != ""
+		return got
+	})
+	if !ok {
+		return ""
+	}
+	return text
+}
+
+// block returns at most n statements.
+func (f *fuzzer) block(n int) string {
+	vars, fresh, scope := f.vars, f.fresh, f.scope
+	f.scope = len(vars)
+	text := ""
+	for range 1 + f.IntN(n) {
+		text += f.statement()
+	}
+	f.vars, f.fresh, f.scope = vars, fresh, scope
+	return text
+}
+
+func (f *fuzzer) statement() string {
+	rules := statements
+	if !f.inLoop {
+		rules = slices.Concat(rules, outsideLoops)
+	}
+	if !f.rows {
+		rules = slices.Concat(rules, notInRows)
+	}
+	f.budget--
+	for tries := 0; f.budget >= 0 && tries < 20; tries++ {
+		vars := f.vars
+		f.fresh, f.used, f.changed = nil, map[string]bool{}, map[string]bool{}
+		rule := f.any(rules...)
+		text := f.fill(rule, statementDepth)
+		f.vars = vars
+		if text == "" {
+			continue
 		}
+		if strings.Contains(rule, "<+") {
+			f.vars = append(f.vars, f.fresh...)
+			text += "\n_ = " + f.fresh[0].name
+		}
+		return text + "\n"
+	}
+	return ""
+}
+
+// declare adds variables, each a name and a type.
+func (f *fuzzer) declare(list ...string) {
+	for i := 0; i < len(list); i += 2 {
+		f.vars = append(f.vars, variable{list[i], list[i+1], false})
 	}
 }
 
-func (f *fuzzer) loop(v variable, set bool) {
-	vars := f.vars
-	f.vars = append(f.vars, v)
-	was := f.fixed[v.name]
-	f.fixed[v.name] = set // or it might not end
-	f.depth++
-	f.line("_ = %s", v.name)
-	f.depth--
-	f.block(3)
-	f.fixed[v.name] = was
-	f.vars = vars
-	f.line("}")
-}
-
-// kernel writes one random kernel.
+// kernel returns a random kernel.
 func (f *fuzzer) kernel(name string) string {
-	f.b.Reset()
-	f.vars, f.fixed, f.budget, f.depth, f.rows, f.inLoop = nil, map[string]bool{}, 14, 1, f.IntN(4) == 0, false
+	f.vars, f.budget, f.rows, f.inLoop, f.scope = nil, 4+f.IntN(8), f.IntN(6) == 0, false, 0
+	f.declare("n", "int32", "by", "float32", "s", "int32", "t", "pair", "o", "[4]int32")
 	if f.rows {
-		f.line("//spmd:kernel rows=%s", f.any("32", "64", "128"))
-		f.b.WriteString("func " + name + "(i int, p, q []int32, x, y []float32, n int32, by float32) {\n")
-		f.line("in, out, re, im := p[i*200:(i+1)*200], q[i*200:(i+1)*200], x[i*200:(i+1)*200], y[i*200:(i+1)*200]")
-		f.vars = []variable{{"n", "int32"}, {"by", "float32"}, {"in", "[]int32"}, {"out", "[]int32"},
-			{"re", "[]float32"}, {"im", "[]float32"}}
-		f.line("s, sum := int32(i), int32(0)")
-		f.vars = append(f.vars, variable{"s", "int32"}, variable{"sum", "int32"})
-		f.line("var o [4]int32\n\tvar t pair\n\t_, _, _, _, _ = sum, o, t, in, im")
-		f.vars = append(f.vars, variable{"o", "[4]int32"}, variable{"t", "pair"})
-		for range 3 {
-			f.stmt(0)
-			f.elements()
+		f.declare("in", "[]int32", "out", "[]int32", "re", "[]float32", "im", "[]float32")
+		text := "//spmd:kernel rows=" + f.any("32", "64", "128") + "\nfunc " + name +
+			`(i int, p, q []int32, x, y []float32, n int32, by float32) {
+in, out, re, im := p[i*200:(i+1)*200], q[i*200:(i+1)*200], x[i*200:(i+1)*200], y[i*200:(i+1)*200]
+s, sum := int32(i), int32(0)
+var o [4]int32
+var t pair
+_, _, _, _, _ = sum, o, t, in, im
+// first
+`
+		for range 1 + f.IntN(3) {
+			text += f.statement() + f.elements()
 		}
-		f.line("out[0] += s + o[1] + t.get(n) + sum\n\tre[1], im[2] = by, t.b\n}")
-		return f.b.String()
+		return text + "out[0] += s + o[1] + t.get(n) + sum\nre[1], im[2] = by, t.b\n}\n"
 	}
-	f.b.WriteString("//spmd:kernel\nfunc " + name + "(i int, p, q []int32, x []float32, n int32, by float32) int32 {\n")
-	f.line("a, b := halves(p[i*16:(i+1)*16])\n\tc, d := q[i*16:(i+1)*16], x[i*16:(i+1)*16]")
-	f.line("s, t, o := int32(i), pair{a: n}, [4]int32{}")
-	f.vars = []variable{{"n", "int32"}, {"by", "float32"}, {"a", "[]int32"}, {"b", "[]int32"}, {"c", "[]int32"},
-		{"d", "[]float32"}, {"s", "int32"}, {"t", "pair"}, {"o", "[4]int32"}}
-	first := len(f.vars)
-	for range 6 {
-		f.stmt(first)
+	f.declare("a", "[]int32", "b", "[]int32", "c", "[]int32", "d", "[]float32")
+	result, end := f.any("", "", "", "", " int32"), ""
+	if result != "" {
+		end = "return n + s\n"
 	}
-	f.line("a[0] += s\n\tb[1] ^= o[2]\n\tc[2] -= t.a\n\td[3] += t.b + by\n\treturn n + t.c[3]\n}")
-	return f.b.String()
+	at := f.any("i", "3*i", "3*i")
+	text := "//spmd:kernel\nfunc " + name + "(i int, p, q []int32, x []float32, z []int32, n int32, by float32)" +
+		result + ` {
+a, b := halves(p[i*16:(i+1)*16])
+c, d := q[i*16:(i+1)*16], x[i*16:(i+1)*16]
+s, t, o := z[` + at + `], pair{a: n}, [4]int32{}
+// first
+`
+	for f.budget > 0 {
+		text += f.statement()
+	}
+	return text + "z[" + at + `] = s
+a[0] += n
+b[1] ^= o[2]
+c[2] -= t.a
+d[3] += t.b + by
+c[1] += t.c[3]
+` + end + "}\n"
 }
 
-// elements writes a loop over the elements of a row.
-func (f *fuzzer) elements() {
-	x, y := f.any("in", "out"), f.any("re", "im")
-	f.line("for j, e := range %s {", x)
-	vars := f.vars
-	outside := map[string]bool{}
-	for _, v := range f.vars {
-		outside[v.name] = f.fixed[v.name]
-		f.fixed[v.name] = true
+// elements returns a loop over the elements of a row.
+func (f *fuzzer) elements() string {
+	x, y, other := f.any("in", "out"), "re", "im"
+	if f.IntN(2) == 0 {
+		y, other = other, y
 	}
+	set := x + "[j] " + f.any("", "+", "^") + "= k + m.a\n" + y + "[j] = float32(" +
+		f.any(y+"[j]", y+"[j]", y+"[j]", other+"[199-j]", other+"[199-j]", other+"[199-j]", y+"[199-j]") + ")\n"
+	if f.IntN(2) == 0 { // which may be the slice that another loop has written
+		set = y + "[j] = float32(" + f.any("in", "out") + "[199-j] ^ m.a)\n"
+	}
+	vars, scope := f.vars, f.scope
 	f.vars = nil
 	for _, v := range vars {
-		if !strings.HasPrefix(v.of, "[]") && v.name != "sum" {
-			f.vars = append(f.vars, v)
+		if !strings.HasPrefix(v.of, "[]") {
+			f.vars = append(f.vars, variable{v.name, v.of, true})
 		}
 	}
-	f.depth++
-	f.line("k := int32(j) ^ e\n\tm := pair{a: k}")
-	f.depth--
-	f.vars = append(f.vars, variable{"k", "int32"}, variable{"m", "pair"})
-	delete(f.fixed, "k")
-	delete(f.fixed, "m")
+	f.scope = len(f.vars)
+	f.declare("k", "int32", "m", "pair")
 	f.inLoop = true
-	f.line("\t{")
-	f.block(3)
-	f.line("\t}")
-	f.inLoop = false
-	f.line("\t%s[j] %s= k + m.a\n\t%s[j] = float32(%s[%s])", x, f.any("", "+", "^"), y, f.any("re", y),
-		f.any("j", "j", "199-j"))
-	f.line("\tsum %s %s", f.any("+=", "-="), f.any("k", "e"))
-	f.line("}")
-	f.vars = vars
-	for n, was := range outside {
-		f.fixed[n] = was
-	}
+	text := "for j, e := range " + x + " {\nk := int32(j) ^ e\nm := pair{a: k}\n{\n" + f.block(3) + "}\n" + set +
+		f.any("", "", "sum += k\n", "sum -= e\n") + "}\n"
+	f.vars, f.scope, f.inLoop = vars, scope, false
+	return text
 }

@@ -362,7 +362,7 @@ func hidden(i int, spmd, gokernel, len []float32, string, int32 float32) {
 `
 
 func TestMeanings(t *testing.T) {
-	got := runBoth(t, meanings)
+	got := runBoth(t, meanings, quick, "false")
 	if n := strings.Count(meanings, "//spmd:kernel"); len(got) != n {
 		t.Errorf("%d kernels of %d ran", len(got), n)
 	}
@@ -378,6 +378,7 @@ func TestMeanings(t *testing.T) {
 func TestUnproven(t *testing.T) {
 	for _, tc := range [][2]string{
 		{"s := uint32(1)\n\tx[i] = float32(s + next(&s))", "kernels.go:6: a kernel cannot use s here and change"},
+		{"s := uint32(1)\n\tx[i] = float32(next(&s) + s)", "kernels.go:6: a kernel cannot use s here and change it"},
 		{"s := uint32(1)\n\ts += next(&s)", "kernels.go:6: a kernel cannot use s here"},
 		{"s := uint32(1)\n\tx[s] = float32(next(&s))", "kernels.go:6: a kernel cannot use "},
 		{"var p *uint32\n\tfor k := range 3 {\n\t\tv := uint32(k)\n\t\tp = &v\n\t}\n\tx[i] = float32(*p)",

@@ -44,9 +44,9 @@ var dynamic = regexp.MustCompile(`extern\s+__shared__\s+(?:(?:__align__|alignas)
 
 // Emulate translates a source, or finds it in a folder where it was kept before.
 func Emulate(dir string, s EmulatedSource) (*Emulated, error) {
-	text := declared(s)
+	text := []byte(declared(s))
 	for i, name := range s.Names {
-		text += fmt.Sprintf("EMULATE(emulate_%d, (%s))\n", i, name)
+		text = fmt.Appendf(text, "EMULATE(emulate_%d, (%s))\n", i, name)
 	}
 	// GCC 12 drops the rounding of two neighbouring doubles to float and back, once it has made a
 	// vector of them.
@@ -54,8 +54,8 @@ func Emulate(dir string, s EmulatedSource) (*Emulated, error) {
 	functions, symbols := table("emulate_", s.Names)
 	symbols = append(symbols, dl.Sym{Name: "emulate_fault", Slot: &p.stop})
 	var err error
-	if p.file, err = load(dir, "emulated", text, s, symbols, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing",
-		"-fno-tree-slp-vectorize"); err != nil {
+	if p.file, err = load(dir, "emulated", string(text), s, symbols, "-O2", "-g1", "-ffp-contract=off",
+		"-fno-strict-aliasing", "-fno-tree-slp-vectorize"); err != nil {
 		return nil, err
 	}
 	for i, name := range s.Names {

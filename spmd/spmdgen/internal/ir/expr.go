@@ -9,14 +9,19 @@ import (
 )
 
 // operands lowers operands in their order. If one has statements, what stands before it and has
-// calls is evaluated before these. What else stands there is not to depend on them: Go leaves open
-// when it is read. The first are places.
+// calls is evaluated before these. What else stands there, or behind it, is not to depend on them:
+// Go leaves open when it is read. The first are places.
 func (l *lowering) operands(places int, all ...func() *Expr) (got []*Expr) {
+	var before []*Stmt
 	for _, f := range all {
 		from := len(*l.out)
 		x := f()
+		if len(before) > 0 {
+			l.order = append(l.order, open{x, len(got) < places, before})
+		}
 		if by := (*l.out)[from:]; len(by) > 0 {
 			by = append([]*Stmt{}, by...)
+			before = append(before, by...)
 			var first []*Stmt
 			for k, e := range got {
 				l.order = append(l.order, open{e, k < places, by})
