@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -23,22 +24,23 @@ func TestReadmeProgram(t *testing.T) {
 	_, rest, _ := strings.Cut(string(readme), "```go\n")
 	program, rest, ok := strings.Cut(rest, "```")
 	section, _, _ := strings.Cut(rest, "\n## ")
-	var commands []string
-	for line := range strings.Lines(section) {
-		if command, typed := strings.CutPrefix(line, "    "); typed {
-			commands = append(commands, command)
-		}
-	}
-	if !ok || len(commands) == 0 {
+	commands := strings.Join(regexp.MustCompile(`(?m)^    .*\n`).FindAllString(section, -1), "")
+	if !ok || commands == "" {
 		t.Fatal("README.md has no program, or does not say how to run it")
 	}
 	dir := t.TempDir()
 	spmdtest.Must(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666))
 	// The modules are those that make build has fetched: a newcomer has not run make lint.
-	script := `cache=$(go env GOMODCACHE)/cache/download
+	script := `cache=$(go env GOMODCACHE) packages="./apps/... ./launch/..."
+for m in $(cd PATH && go list -deps -f '{{with .Module}}{{.Dir}}{{end}}' $packages | sed -n "s|^$cache/||p" | sort -u); do
+    files=cache/download/${m%@*}/@v
+    mkdir -p .modules/$files $(dirname .modules/$m)
+    ln -s $cache/$m .modules/$m
+    ln -s $cache/$files/${m##*@}.* .modules/$files
+done
 export GOMODCACHE=$PWD/.modules GOFLAGS="$GOFLAGS -modcacherw"
-(cd PATH && GOPROXY=file://$cache go list -deps ./apps/... ./launch/... >/dev/null)
-` + strings.Join(commands, "")
+(cd PATH && GOPROXY=file://$cache/cache/download go list -deps $packages >/dev/null)
+` + commands
 	script = strings.ReplaceAll(script, "PATH", root)
 	sh := exec.CommandContext(mpirun.Patience(t), "sh", "-ec", script)
 	sh.Dir, sh.WaitDelay = dir, 5*time.Second

@@ -64,8 +64,8 @@ func testEight[A blas.Elem](t *testing.T, w *spmd.World, s *spmd.Stream, ea elem
 				if (i+j+flags)%every != 0 {
 					continue
 				}
-				p := product[spmd.BF16, A, spmd.F8E4M3]{m: size[0], n: size[1], k: size[2], names: names,
-					alpha: 1, gap: flags & 1 * 16, ec: inBF16, ea: ea, eb: inE4M3, r: r}
+				p := product[spmd.BF16, A, spmd.F8E4M3]{m: size[0], n: size[1], k: size[2],
+					names: strings.Fields(names), alpha: 1, gap: flags & 1 * 16, ec: inBF16, ea: ea, eb: inE4M3, r: r}
 				p.o.TransB, p.o.FastAccum = true, flags&2 != 0
 				if flags&4 != 0 {
 					p.scaleA, p.scaleB = 1.0/32, 0.75

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,7 +72,7 @@ func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et
 		for j, names := range epilogues {
 			for flags := range 8 {
 				if (i+j+flags)%every == 0 {
-					p := product[C, T, T]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1,
+					p := product[C, T, T]{m: size[0], n: size[1], k: size[2], names: strings.Fields(names), alpha: 1,
 						gap: flags & 4 * 2, ec: ec, ea: et, eb: et, r: r}
 					p.o.TransA, p.o.TransB = flags&1 != 0, flags&2 != 0
 					if flags >= 6 {
@@ -87,7 +88,7 @@ func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et
 // product is one product with its operands before it runs.
 type product[C, A, B blas.Elem] struct {
 	m, n, k int
-	names   string
+	names   []string
 	alpha   float64
 	gap     int // beyond the width of a row
 	o       blas.Options
@@ -110,7 +111,7 @@ func (p *product[C, A, B]) sums() float64 {
 }
 
 func (p *product[C, A, B]) has(name string) bool {
-	return strings.Contains(" "+p.names+" ", " "+name+" ")
+	return slices.Contains(p.names, name)
 }
 
 // matrix returns rows of random numbers, and NaN between them; or NaN alone.
@@ -223,8 +224,8 @@ func (p *product[C, A, B]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 					if p.o.TransB {
 						y = j*ldb + l
 					}
-					v += factor * opA(i, l) * p.eb.from(bv[y])
-					size += math.Abs(factor * opA(i, l) * p.eb.from(bv[y]))
+					term := factor * opA(i, l) * p.eb.from(bv[y])
+					v, size = v+term, size+math.Abs(term)
 				}
 				rounded := math.Abs(v) // what may be rounded on the way
 				if p.has("Accumulate") {

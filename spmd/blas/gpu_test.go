@@ -166,12 +166,12 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 			continue // by kernels
 		}
 		for flags := range 4 {
-			p := product[spmd.BF16, spmd.BF16, spmd.BF16]{m: 16, n: 24, k: 8, names: names, alpha: 1,
+			p := product[spmd.BF16, spmd.BF16, spmd.BF16]{m: 16, n: 24, k: 8, names: strings.Fields(names), alpha: 1,
 				gap: 8 * (flags % 2), ec: inBF16, ea: inBF16, eb: inBF16, r: r, eager: true}
 			p.o.TransA, p.o.TransB = flags&1 != 0, flags&2 != 0
 			p.run(t, w, s)
 			if flags < 2 {
-				p := product[spmd.BF16, spmd.F8E4M3, spmd.F8E4M3]{m: 16, n: 32, k: 48, names: names,
+				p := product[spmd.BF16, spmd.F8E4M3, spmd.F8E4M3]{m: 16, n: 32, k: 48, names: strings.Fields(names),
 					alpha: 1, gap: 16 * flags, ec: inBF16, ea: inE4M3, eb: inE4M3, r: r, eager: true,
 					scaleA: 0.25, scaleB: -2}
 				p.o.TransB = true

@@ -16,8 +16,7 @@ import (
 // goroutine, or descriptors and memory that grow in each of ten turns: now and then Go keeps
 // objects of goroutines that have ended. round closes what it opens.
 //
-// Collective over the ranks of w, which are goroutines of this process. No other test runs beside
-// it.
+// Collective over the ranks of w, which are goroutines of a process that runs no other test.
 func NothingIsLeft(t *testing.T, w *spmd.World, rounds int, round func() error) {
 	t.Helper()
 	for turn, grows := 1, true; grows; turn++ {

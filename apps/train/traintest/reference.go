@@ -372,13 +372,13 @@ func refAdd(a, b [][]float64) [][]float64 {
 func refLinear(x [][]float64, w, bias []float64, out int) [][]float64 {
 	y := refRows(len(x), out)
 	for t := range x {
+		copy(y[t], bias)
 		for o := range out {
-			if bias != nil {
-				y[t][o] = bias[o]
-			}
+			sum, row := y[t][o], w[o*len(x[t]):]
 			for i, v := range x[t] {
-				y[t][o] += w[o*len(x[t])+i] * v
+				sum += row[i] * v
 			}
+			y[t][o] = sum
 		}
 	}
 	return y
@@ -392,9 +392,10 @@ func refLinearBack(dy, x [][]float64, w, dw, db []float64) [][]float64 {
 			if db != nil {
 				db[o] += d
 			}
-			for i := range in {
-				dw[o*in+i] += d * x[t][i]
-				dx[t][i] += d * w[o*in+i]
+			wo, dwo, dxt := w[o*in:][:in], dw[o*in:][:in], dx[t][:in]
+			for i, v := range x[t][:in] {
+				dwo[i] += d * v
+				dxt[i] += d * wo[i]
 			}
 		}
 	}

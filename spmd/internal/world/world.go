@@ -109,8 +109,8 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 			return nil, job.Usage(err)
 		}
 	}
-	w.apart = launcher.FindApart()
 	if ranks.Library() != "none" {
+		w.apart = launcher.FindApart()
 		w.apartBy = w.launched.SetApart(w.apart)
 	}
 	w.job = job.New(&s.Config, inJob{w})
