@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
+	"lockstep/internal/cli"
 	"lockstep/spmd"
 	"lockstep/spmd/telemetry"
 )
@@ -54,10 +56,12 @@ func openEval(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func
 	fs.StringVar(&e.DType, "dtype", "",
 		"type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
 	fs.StringVar(&e.Cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
+	cli.Choices(fs, "part", "all", "train", "val")
+	cli.Choices(fs, "dtype", "float32", "bfloat16")
 	return func(ctx context.Context, w *spmd.World) error {
 		own := *e // ranks may share the process
 		return own.run(ctx, w)
-	}, e.check
+	}, func(ranks int) error { return cmp.Or(cli.Known(fs), e.check(ranks)) }
 }
 
 func (e *evaluator) check(ranks int) (err error) {
@@ -66,11 +70,6 @@ func (e *evaluator) check(ranks int) (err error) {
 		return fmt.Errorf("--batch %d: must be at least 1", e.Batch)
 	case e.most < 0:
 		return fmt.Errorf("--sequences %d: must be at least 0", e.most)
-	case e.part != "all" && e.part != "train" && e.part != "val":
-		return fmt.Errorf("--part %s: unknown, want all, train or val", e.part)
-	}
-	if err := run.CheckDType(e.Given, e.DType); err != nil {
-		return err
 	}
 	if err := run.CheckFolder(e.Checkpoint); err != nil {
 		return err

@@ -41,10 +41,8 @@ func runPlan(args []string) {
 	case err != nil:
 	case *format == "json":
 		err = json.NewEncoder(cli.Stdout).Encode(out)
-	case *format == "text":
-		err = showPlan(cli.Stdout, out)
 	default:
-		err = fmt.Errorf("--format %s: unknown, want text or json", *format)
+		err = showPlan(cli.Stdout, out)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "train plan: %s\n", readable.Text(err.Error()))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,6 @@ type sampler struct {
 	tokens, topK              int
 	temperature               float64
 	ignoreEnd, within         bool
-	given                     func(flag string) bool
 	json                      func() string
 }
 
@@ -47,7 +47,7 @@ type sampleRecord struct {
 }
 
 func openSample(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
-	s := &sampler{given: fs.Changed, json: func() string { return fs.Lookup("json").Value.String() }}
+	s := &sampler{json: func() string { return fs.Lookup("json").Value.String() }}
 	fs.StringVar(&s.checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
 	fs.StringVar(&s.prompt, "prompt", "", "`TEXT` to go on from")
 	fs.IntVar(&s.tokens, "max-tokens", 400,
@@ -59,7 +59,8 @@ func openSample(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, fu
 	fs.IntVar(&s.topK, "top-k", 0, "draw from so many of the likeliest tokens only; 0 draws from all")
 	fs.StringVar(&s.dtype, "dtype", "",
 		"type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
-	return s.run, s.check
+	cli.Choices(fs, "dtype", "float32", "bfloat16")
+	return s.run, func(ranks int) error { return cmp.Or(cli.Known(fs), s.check(ranks)) }
 }
 
 func (s *sampler) check(ranks int) error {
@@ -74,9 +75,6 @@ func (s *sampler) check(ranks int) error {
 		return fmt.Errorf("--top-k %d: must be at least 0", s.topK)
 	case !(s.temperature >= 0 && ops.Finite(s.temperature)):
 		return fmt.Errorf("--temperature %g: must be a number of at least 0", s.temperature)
-	}
-	if err := run.CheckDType(s.given, s.dtype); err != nil {
-		return err
 	}
 	return run.CheckFolder(s.checkpoint)
 }

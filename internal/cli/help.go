@@ -35,10 +35,30 @@ func Group(fs *pflag.FlagSet, heading string, names ...string) {
 	}
 }
 
-// Choices sets the values that a flag of fs may have, for completion. It panics if fs
+// Choices sets the values that a flag of fs may have, for completion and Known. It panics if fs
 // lacks the flag.
 func Choices(fs *pflag.FlagSet, name string, values ...string) {
 	annotate(fs, name, choicesOf, values...)
+}
+
+// Known refuses a given flag of fs whose text is none of its Choices.
+func Known(fs *pflag.FlagSet) (err error) {
+	fs.Visit(func(f *pflag.Flag) {
+		if known := f.Annotations[choicesOf]; err == nil && len(known) > 0 && f.Value.Type() == "string" {
+			_, err = OneOf(f.Name, f.Value.String(), known...)
+		}
+	})
+	return err
+}
+
+// OneOf returns the place of a flag's value among those that it may have.
+func OneOf(flag, value string, known ...string) (int, error) {
+	i, last := slices.Index(known, value), len(known)-1
+	if i < 0 {
+		return 0, fmt.Errorf("--%s %s: unknown, want %s or %s", flag, value, strings.Join(known[:last], ", "),
+			known[last])
+	}
+	return i, nil
 }
 
 func annotate(fs *pflag.FlagSet, name, key string, values ...string) {

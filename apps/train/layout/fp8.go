@@ -2,6 +2,7 @@ package layout
 
 import (
 	"fmt"
+	"lockstep/internal/cli"
 )
 
 // Products of 8-bit floats are those forward and those for the gradients of inputs. The gradients
@@ -27,12 +28,8 @@ func (l FP8Level) String() string { return fp8Names[l] }
 
 // ParseFP8 returns the level of a name.
 func ParseFP8(name string) (FP8Level, error) {
-	for l, n := range fp8Names {
-		if n == name {
-			return FP8Level(l), nil
-		}
-	}
-	return 0, fmt.Errorf("--fp8 %s: unknown, want off, head or all", name)
+	i, err := cli.OneOf("fp8", name, fp8Names[:]...)
+	return FP8Level(i), err
 }
 
 // The sites are the tensors that are cast. The first two are the final norm's output and the

@@ -1,8 +1,7 @@
 package layout
 
 import (
-	"fmt"
-	"slices"
+	"lockstep/internal/cli"
 )
 
 // Recomputation says which activations the backward pass recomputes instead of keeping them in each
@@ -21,10 +20,8 @@ func (r Recomputation) String() string { return recomputeNames[r] }
 
 // ParseRecompute returns the recomputation of a name.
 func ParseRecompute(name string) (Recomputation, error) {
-	if i := slices.Index(recomputeNames[:], name); i >= 0 {
-		return Recomputation(i), nil
-	}
-	return 0, fmt.Errorf("--recompute %s: unknown, want off, gelu or block", name)
+	i, err := cli.OneOf("recompute", name, recomputeNames[:]...)
+	return Recomputation(i), err
 }
 
 // Recomputes reports whether backward recomputes activations of layer l of this stage.

@@ -1,8 +1,7 @@
 package layout
 
 import (
-	"fmt"
-	"slices"
+	"lockstep/internal/cli"
 
 	"lockstep/spmd/parallel"
 )
@@ -24,10 +23,8 @@ func (m ShardMode) String() string { return shardNames[m] }
 
 // ParseShard returns the mode of a name.
 func ParseShard(name string) (ShardMode, error) {
-	if i := slices.Index(shardNames[:], name); i >= 0 {
-		return ShardMode(i), nil
-	}
-	return 0, fmt.Errorf("--shard %s: unknown, want off, optimizer, gradients or parameters", name)
+	i, err := cli.OneOf("shard", name, shardNames[:]...)
+	return ShardMode(i), err
 }
 
 // Sharding is a mode and the ranks that share.

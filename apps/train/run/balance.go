@@ -15,12 +15,9 @@ import (
 	"lockstep/spmd/telemetry"
 )
 
-// checkBalance refuses a --balance that does not exist or does not fit.
+// checkBalance refuses a --balance that does not fit.
 func (o *Options) checkBalance() error {
-	switch {
-	case o.balance != "auto" && o.balance != "measured" && o.balance != "rates":
-		return fmt.Errorf("--balance %s: unknown, want auto, measured or rates", o.balance)
-	case o.Given("balance") && o.pp == 1:
+	if o.Given("balance") && o.pp == 1 {
 		return fmt.Errorf("--balance %s has no meaning without --pp", o.balance)
 	}
 	return nil

@@ -37,16 +37,10 @@ func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
 			o.optimizer = muon
 		}
 	}
-	if o.optimizer != adamW && o.optimizer != muon {
-		return fmt.Errorf("--optimizer %s: unknown, want adamw or muon", o.optimizer)
-	}
 	if !o.Given("schedule") {
 		if o.schedule = cosine; o.optimizer == muon {
 			o.schedule = wsd
 		}
-	}
-	if o.schedule != cosine && o.schedule != wsd {
-		return fmt.Errorf("--schedule %s: unknown, want cosine or wsd", o.schedule)
 	}
 	for _, flag := range []string{"embed-lr", "head-lr", "vector-lr"} {
 		if o.Given(flag) && o.optimizer != muon {

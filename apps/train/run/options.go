@@ -63,6 +63,7 @@ type Options struct {
 	rate      trainer.Schedule
 	usual     string                 // of habits
 	Given     func(flag string) bool // whether the command line has the flag
+	known     func() error           // refuses values of flags that are none of their choices
 	json      func() string          // --json, which belongs to the common flags
 }
 
@@ -227,19 +228,17 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 		cli.Choices(fs, flag, values...)
 	}
 	o.json = func() string { return fs.Lookup("json").Value.String() }
-	o.Given = fs.Changed
+	o.Given, o.known = fs.Changed, func() error { return cli.Known(fs) }
 }
 
 // takeModel makes the shape of the model, except its vocabulary, from the
 // flags and from the usual values.
 func (o *Options) takeModel() error {
+	if err := o.known(); err != nil {
+		return err
+	}
 	base, err := layout.Preset(o.model)
 	if err != nil {
-		names := layout.ModelNames
-		return fmt.Errorf("--model %s: unknown, want %s or %s",
-			o.model, strings.Join(names[:len(names)-1], ", "), names[len(names)-1])
-	}
-	if err := CheckDType(o.Given, o.DType); err != nil {
 		return err
 	}
 	level, err := layout.ParseFP8(o.FP8)
@@ -305,9 +304,6 @@ func (o *Options) Check(ranks int) error {
 	if err := o.takeModel(); err != nil {
 		return err
 	}
-	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
-		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)
-	}
 	o.fixedGlobal = o.Given("global-batch")
 	if !o.fixedGlobal {
 		o.GlobalBatch = max(1, o.Batch) * ranks
@@ -337,8 +333,6 @@ func (o *Options) Check(ranks int) error {
 	case o.schedule == wsd && 2*o.warmup > o.steps:
 		return fmt.Errorf("--warmup-steps %d is more than half of --steps %d, and --schedule wsd lowers the rate in "+
 			"the second half", o.warmup, o.steps)
-	case o.resume != "auto" && o.resume != "must" && o.resume != "never":
-		return fmt.Errorf("--resume %s: unknown, want auto, must or never", o.resume)
 	case o.RequeueStatus > 255:
 		return fmt.Errorf("--requeue-status %d: must be at most 255", o.RequeueStatus)
 	}
@@ -463,14 +457,6 @@ func (o *Options) checkNumbers() error {
 		case !ok:
 			return fmt.Errorf("--%s %g: must be a number of at least %g", x.flag, x.value, x.lo)
 		}
-	}
-	return nil
-}
-
-// CheckDType refuses an unknown --dtype.
-func CheckDType(given func(string) bool, dtype string) error {
-	if given("dtype") && dtype != "float32" && dtype != "bfloat16" {
-		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", dtype)
 	}
 	return nil
 }
