@@ -14,6 +14,7 @@ import (
 	"lockstep/spmd/arrayfile"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/telemetry"
@@ -95,32 +96,16 @@ func TestCallsInOrderAll(t *testing.T) {
 	}
 }
 
-var orderedCalls = []ordered{
-	{"spmd.AllReduce", blocks, func(o *ordering) error { return spmd.AllReduce(o.c, o.y, o.x, spmd.Sum) }},
+// orderedCalls are the calls of everyCall that touch memory, and all others.
+var orderedCalls = append(slices.Collect(func(yield func(ordered) bool) {
+	for _, call := range everyCall(8) {
+		if call.kind != coll.Barrier {
+			yield(ordered{"spmd." + call.kind.String(), blocks,
+				func(o *ordering) error { return call.do(o.c, o.y, o.x, o.size-1) }})
+		}
+	}
+}), []ordered{
 	{"spmd.AllReduce", blocks, func(o *ordering) error { return spmd.AllReduce(o.c, o.x, o.x, spmd.Max) }},
-	{"spmd.Reduce", blocks, func(o *ordering) error { return spmd.Reduce(o.c, o.y, o.x, spmd.Sum, o.size-1) }},
-	{"spmd.Broadcast", blocks, func(o *ordering) error { return spmd.Broadcast(o.c, o.x, o.size-1) }},
-	{"spmd.AllGather", blocks, func(o *ordering) error { return spmd.AllGather(o.c, o.y, o.own(o.x)) }},
-	{"spmd.ReduceScatter", blocks, func(o *ordering) error {
-		return spmd.ReduceScatter(o.c, o.own(o.y), o.x, spmd.Sum)
-	}},
-	{"spmd.AllToAll", blocks, func(o *ordering) error { return spmd.AllToAll(o.c, o.y, o.x) }},
-	{"spmd.Gather", blocks, func(o *ordering) error { return spmd.Gather(o.c, o.y, o.own(o.x), 0) }},
-	{"spmd.Scatter", blocks, func(o *ordering) error { return spmd.Scatter(o.c, o.own(o.y), o.x, 0) }},
-	{"spmd.AllGatherV", blocks, func(o *ordering) error { return spmd.AllGatherV(o.c, o.y, o.own(o.x), o.eights()) }},
-	{"spmd.ReduceScatterV", blocks, func(o *ordering) error {
-		return spmd.ReduceScatterV(o.c, o.own(o.y), o.x, o.eights(), spmd.Sum)
-	}},
-	{"spmd.GatherV", blocks, func(o *ordering) error { return spmd.GatherV(o.c, o.y, o.own(o.x), o.eights(), 0) }},
-	{"spmd.ScatterV", blocks, func(o *ordering) error { return spmd.ScatterV(o.c, o.own(o.y), o.x, o.eights(), 0) }},
-	{"spmd.AllToAllV", blocks, func(o *ordering) error {
-		return spmd.AllToAllV(o.c, o.y, o.x, o.eights(), o.eights())
-	}},
-	{"spmd.Scan", blocks, func(o *ordering) error { return spmd.Scan(o.c, o.y, o.x, spmd.Sum) }},
-	{"spmd.ExScan", blocks, func(o *ordering) error { return spmd.ExScan(o.c, o.y, o.x, spmd.Sum) }},
-	{"spmd.SendRecv", blocks, func(o *ordering) error {
-		return spmd.SendRecv(o.c, o.own(o.y), (o.rank+o.size-1)%o.size, o.own(o.x), (o.rank+1)%o.size)
-	}},
 	{"spmd.Send", blocks, func(o *ordering) (err error) {
 		if o.rank > 0 {
 			return spmd.Send(o.c, o.own(o.x), 0)
@@ -312,9 +297,7 @@ var orderedCalls = []ordered{
 		o.see(o.q.Host())
 		return err
 	}},
-}
-
-func (o *ordering) eights() []int { return slices.Repeat([]int{8}, o.size) }
+}...)
 
 // structs calls fn with structs that s sets to what x has.
 func (o *ordering) structs(fn func(b spmd.Structs[[2]float32]) error) error {

@@ -298,58 +298,46 @@ func TestSignals(t *testing.T) {
 				}
 			})
 		}
-		t.Run(w.name+" twice", func(t *testing.T) {
-			t.Parallel()
-			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "2")
-			r.await(t, 2, "ready")
-			r.signal(t, syscall.SIGTERM)
-			r.await(t, 2, "got terminated")
-			r.signal(t, syscall.SIGTERM)
-			r.await(t, 2, "got terminated")
-			if status := r.status(t); status != 0 {
-				t.Errorf("status %d: %s", status, r.all.String())
-			}
-		})
-		t.Run(w.name+" three times", func(t *testing.T) {
-			t.Parallel()
-			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
-			r.await(t, 2, "ready")
-			for range 2 {
-				r.signal(t, syscall.SIGTERM)
-				r.await(t, 2, "got terminated")
-			}
-			r.signal(t, syscall.SIGINT)
-			if status := r.status(t); status != 128+9 {
-				t.Errorf("status %d: %s", status, r.all.String())
-			}
-		})
-		t.Run(w.name+" mpirun killed", func(t *testing.T) {
-			t.Parallel()
-			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
-			r.await(t, 2, "ready")
+		children := func(t *testing.T, r *running) {
 			for _, p := range process.Below(r.cmd.Process.Pid) {
 				if p.Parent == r.cmd.Process.Pid {
 					_ = syscall.Kill(p.PID, syscall.SIGKILL)
 				}
 			}
-			if status := r.status(t); status != 128+9 {
-				t.Errorf("status %d: %s", status, r.all.String())
-			}
-			if w.name != "openmpi5" {
-				r.noFiles(t)
-			}
-		})
-		t.Run(w.name+" launch killed", func(t *testing.T) {
-			t.Parallel()
-			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
-			r.await(t, 2, "ready")
-			r.signal(t, syscall.SIGKILL)
-			r.status(t)
-			r.awaitNone(t)
-			if w.name != "openmpi5" {
-				r.noFiles(t)
-			}
-		})
+		}
+		for _, tc := range []struct {
+			name   string
+			terms  int // that the ranks take, and say so
+			ends   string
+			last   func(t *testing.T, r *running)
+			status int
+			files  bool // may be left
+		}{
+			{"twice", 2, "2", nil, 0, true},
+			{"three times", 2, "99", func(t *testing.T, r *running) { r.signal(t, syscall.SIGINT) }, 128 + 9, true},
+			{"mpirun killed", 0, "99", children, 128 + 9, false},
+			{"launch killed", 0, "99", func(t *testing.T, r *running) { r.signal(t, syscall.SIGKILL) }, -1, false},
+		} {
+			t.Run(w.name+" "+tc.name, func(t *testing.T) {
+				t.Parallel()
+				r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", tc.ends)
+				r.await(t, 2, "ready")
+				for range tc.terms {
+					r.signal(t, syscall.SIGTERM)
+					r.await(t, 2, "got terminated")
+				}
+				if tc.last != nil {
+					tc.last(t, r)
+				}
+				if status := r.status(t); status != tc.status {
+					t.Errorf("status %d: %s", status, r.all.String())
+				}
+				if !tc.files && w.name != "openmpi5" {
+					r.awaitNone(t)
+					r.noFiles(t)
+				}
+			})
+		}
 	}
 }
 
