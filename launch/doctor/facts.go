@@ -2,12 +2,7 @@ package doctor
 
 import (
 	"bufio"
-	"cmp"
-	"crypto/sha256"
-	"debug/elf"
-	"encoding/hex"
 	"errors"
-	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -215,7 +210,7 @@ func lookUp(program string) File {
 	return describe(path)
 }
 
-// describe reads a file once, for its checksum, and then its ELF tables.
+// describe reads a file, for its checksum and for its ELF tables.
 func describe(path string) File {
 	f := File{Path: path}
 	file, err := os.Open(path)
@@ -232,32 +227,16 @@ func describe(path string) File {
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("is not a regular file")
 	}
-	h := sha256.New()
 	if err == nil {
-		_, err = io.Copy(h, file)
+		f.SHA256, err = launcher.Checksum(path)
 	}
 	if err != nil {
 		f.Err = err.Error()
 		return f
 	}
-	f.SHA256 = hex.EncodeToString(h.Sum(nil))
 	f.Exec = unix.Access(path, unix.X_OK) == nil
-	e, err := elf.NewFile(file)
-	if err != nil {
-		return f // a script
-	}
-	f.Arch = cmp.Or(map[elf.Machine]string{
-		elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_PPC64: "ppc64le", elf.EM_RISCV: "riscv64",
-		elf.EM_386: "386",
-	}[e.Machine], strings.ToLower(strings.TrimPrefix(e.Machine.String(), "EM_")))
-	needed, err := e.ImportedLibraries()
-	if err != nil {
-		return f // linked statically
-	}
-	for _, lib := range needed {
-		if strings.HasPrefix(lib, "libmpi.so") || strings.HasPrefix(lib, "libmpich.so") {
-			f.MPI = lib
-		}
+	if l, err := launcher.ReadLinked(file); err == nil { // else a script
+		f.Arch, f.MPI = l.Arch, l.MPI
 	}
 	return f
 }

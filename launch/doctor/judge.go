@@ -223,7 +223,7 @@ func (j *judge) program() {
 	}
 	j.each(Fail, func(f *Facts) (string, string) {
 		p := f.Program
-		mpi := family(p.MPI)
+		mpi := launcher.Family(p.MPI)
 		switch {
 		case p.Err != "":
 			return p.Path + ": " + p.Err, "put it at the same path on every node, or into a folder that they share"
@@ -245,17 +245,6 @@ func (j *judge) program() {
 	})
 	j.differ(Fail, "the checksum of the program", "install the same build on every node",
 		func(f *Facts) string { return short(f.Program.SHA256) })
-}
-
-// family names the makers of a library. MPICH's descendants share the number 12.
-func family(soname string) string {
-	switch {
-	case strings.HasPrefix(soname, "libmpich.so"), soname == "libmpi.so.12":
-		return "MPICH"
-	case strings.HasPrefix(soname, "libmpi.so."):
-		return "Open MPI"
-	}
-	return ""
 }
 
 // memory looks at /dev/shm, through which ranks of a node talk. Open MPI takes 4 MiB a rank. NCCL

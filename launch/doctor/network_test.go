@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/launcher"
 	"lockstep/internal/mpirun"
 	"lockstep/internal/testkit"
 )
@@ -193,7 +194,7 @@ func TestLaunchLinksNoMPI(t *testing.T) {
 	if f := describe(os.Args[0]); f.MPI != "" || f.Arch == "" {
 		t.Errorf("%+v", f)
 	}
-	if f := describe(filepath.Join(build(t), "launch-probe")); family(f.MPI) != "Open MPI" {
+	if f := describe(filepath.Join(build(t), "launch-probe")); launcher.Family(f.MPI) != "Open MPI" {
 		t.Errorf("%+v", f)
 	}
 }

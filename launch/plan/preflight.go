@@ -4,9 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"debug/elf"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -116,11 +113,6 @@ func programPath(prog string) (string, error) {
 	return prog, nil
 }
 
-var machines = map[string]elf.Machine{
-	"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64, "ppc64le": elf.EM_PPC64, "riscv64": elf.EM_RISCV,
-	"s390x": elf.EM_S390, "loong64": elf.EM_LOONGARCH,
-}
-
 // checkProgram checks that this machine can start the program, and that its MPI is the launcher's.
 func checkProgram(by, prog string) error {
 	path, err := programPath(prog)
@@ -139,30 +131,24 @@ func checkProgram(by, prog string) error {
 	if _, err := io.ReadFull(f, head); err == nil && string(head) == "#!" {
 		return nil
 	}
-	file, err := elf.NewFile(f)
+	file, err := launcher.ReadLinked(f)
 	if err != nil {
 		return fmt.Errorf("%s is neither a program of this system nor a script that begins with #!: give the path "+
 			"of a program", prog)
 	}
-	if want, ok := machines[runtime.GOARCH]; ok && file.Machine != want {
+	if file.Arch != runtime.GOARCH {
 		return fmt.Errorf("%s is built for %s, and this machine is %s: build it here, or with GOARCH=%s",
 			prog, file.Machine, runtime.GOARCH, runtime.GOARCH)
 	}
-	needed, _ := file.ImportedLibraries()
-	return checkMPI(by, prog, needed, func() string { return ask("ldd", path) })
+	return checkMPI(by, prog, file.MPI, func() string { return ask("ldd", path) })
 }
 
-// checkMPI compares the MPI library that a program needs with the launcher. ldd returns where the
-// loader finds libraries. Open MPI's is libmpi.so.40, from 40.40 on Open MPI 5's. MPICH's and its
-// relatives' is libmpi.so.12 or libmpich.
-func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
-	i := slices.IndexFunc(needed, func(n string) bool {
-		return strings.HasPrefix(n, "libmpi.so") || strings.HasPrefix(n, "libmpich.so")
-	})
-	if i < 0 {
+// checkMPI compares the MPI library that a program needs, if any, with the launcher. ldd returns
+// where the loader finds libraries. Open MPI 5's is libmpi.so.40.40 or above.
+func checkMPI(by, prog, lib string, ldd func() string) error {
+	if lib == "" {
 		return nil
 	}
-	lib := needed[i]
 	path := ""
 	for line := range strings.Lines(ldd()) {
 		if name, found, ok := strings.Cut(strings.TrimSpace(line), " => "); ok && name == lib {
@@ -175,9 +161,9 @@ func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
 	}
 	built := "mpich"
 	switch {
-	case strings.HasPrefix(lib, "libmpich.so"), lib == "libmpi.so.12":
-	case launcher == "openmpi4" || launcher == "openmpi5":
-		built = launcher
+	case launcher.Family(lib) == "MPICH":
+	case by == "openmpi4" || by == "openmpi5":
+		built = by
 		real, err := filepath.EvalSymlinks(path)
 		if err != nil {
 			break
@@ -192,7 +178,7 @@ func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
 	default:
 		built = "openmpi4"
 	}
-	if launcher == "slurm" || built == launcher {
+	if by == "slurm" || built == by {
 		return nil
 	}
 	if path != "" {
@@ -200,7 +186,7 @@ func checkMPI(launcher, prog string, needed []string, ldd func() string) error {
 	}
 	return fmt.Errorf("%s is linked with %s, of %s, but the launcher is that of %s: add --launcher %s, or build the "+
 		"program with this one's mpicc",
-		prog, lib, built, launcher, built)
+		prog, lib, built, by, built)
 }
 
 // facts has a host's answers about the program.
@@ -217,7 +203,7 @@ func factsOf(prog string) facts {
 	f := facts{Host: name, Launch: true, Arch: runtime.GOARCH}
 	path, err := programPath(prog)
 	if err == nil {
-		f.SHA256, err = checksum(path)
+		f.SHA256, err = launcher.Checksum(path)
 	}
 	if err != nil && !errors.Is(err, fs.ErrPermission) {
 		f.Error = err.Error()
@@ -226,19 +212,6 @@ func factsOf(prog string) facts {
 }
 
 func (f facts) write(w io.Writer) error { return json.NewEncoder(w).Encode(f) }
-
-func checksum(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
-}
 
 // factsTime is how long the hosts may take to say what they know.
 const factsTime = 60 * time.Second
