@@ -27,17 +27,14 @@ type Decoder interface {
 
 // decoding is the decoder for activations of type A.
 type decoding[A ops.Act] struct {
+	growing
 	cfg   layout.Config
 	seq   int // T: most tokens
-	count int // of the tokens so far
-	s     *spmd.Stream
 	par   *Weights[A]
-	space layout.Space
 	seen  bool        // a single token went through: what it needs is loaded
 	graph *spmd.Graph // of a single token
 
 	keys, values spmd.Buffer[A]       // (L,NH,T,HS)
-	tokens       spmd.Buffer[int32]   // (N)
 	place        spmd.Buffer[int32]   // (1): tokens before these
 	x, tmp       spmd.Buffer[float32] // (N,C): the residual stream; what is added to it
 	qkv          spmd.Buffer[float32] // (N,3C)
@@ -46,8 +43,6 @@ type decoding[A ops.Act] struct {
 	gelu         spmd.Buffer[A]       // (N,4C)
 	logits       spmd.Buffer[float32] // (Vp)
 	given, where spmd.Buffer[int32]   // (N), (1): pinned
-	out          spmd.Buffer[float32] // (V): pinned
-	frees        []func() error       // of pinned memory
 }
 
 // NewDecoder returns a decoder of up to seq tokens with the weights of arenas laid out for cfg.
@@ -66,7 +61,7 @@ func openDecoding[A ops.Act](s *spmd.Stream, cfg layout.Config, arena spmd.Buffe
 	if seq <= 0 || seq > cfg.SeqMax {
 		return nil, fmt.Errorf("sequences of %d tokens, the model has %d positions", seq, cfg.SeqMax)
 	}
-	d := &decoding[A]{cfg: cfg, seq: seq, s: s, space: layout.Space{W: s.World()}}
+	d := &decoding[A]{growing: growing{s: s, space: layout.Space{W: s.World()}}, cfg: cfg, seq: seq}
 	params, groups, _ := layout.Of(cfg)
 	there := layout.GroupsOf(groups, arena)
 	// There are no gradients. Their places are not looked at.
@@ -82,46 +77,22 @@ func openDecoding[A ops.Act](s *spmd.Stream, cfg layout.Config, arena spmd.Buffe
 	layout.Take(&d.space, N*C, &d.norm, &d.att)
 	layout.Take(&d.space, 4*N*C, &d.gelu)
 	layout.Take(&d.space, cfg.PaddedVocab(), &d.logits)
-	err := d.space.Err
-	if err == nil {
-		d.given, err = pin[int32](&d.frees, s.World(), N)
-	}
-	if err == nil {
-		d.where, err = pin[int32](&d.frees, s.World(), 1)
-	}
-	if err == nil {
-		d.out, err = pin[float32](&d.frees, s.World(), cfg.Vocab)
-	}
-	if err != nil {
-		return nil, errors.Join(err, d.Close())
+	pin(&d.space, N, &d.given)
+	pin(&d.space, 1, &d.where)
+	pin(&d.space, cfg.Vocab, &d.out)
+	if d.space.Err != nil {
+		return nil, errors.Join(d.space.Err, d.Close())
 	}
 	return d, nil
 }
 
-// pin allocates pinned memory. Call frees to free it.
-func pin[T spmd.Elem](frees *[]func() error, w *spmd.World, n int) (spmd.Buffer[T], error) {
-	b, err := spmd.AllocPinned[T](w, n)
-	if err == nil {
-		*frees = append(*frees, b.Free)
-	}
-	return b, err
-}
-
-func (d *decoding[A]) Close() error {
-	var errs []error
+func (d *decoding[A]) Close() (err error) {
 	if d.graph != nil {
-		errs = append(errs, d.graph.Close())
+		err = d.graph.Close()
 	}
-	for _, f := range d.frees {
-		errs = append(errs, f())
-	}
-	d.graph, d.frees = nil, nil
-	return errors.Join(append(errs, d.space.Free())...)
+	d.graph = nil
+	return errors.Join(err, d.growing.Close())
 }
-
-func (d *decoding[A]) Len() int { return d.count }
-
-func (d *decoding[A]) Reset() { d.count = 0 }
 
 func (d *decoding[A]) Next(tokens []int32) ([]float32, error) {
 	if len(tokens) == 0 || len(tokens) > d.seq-d.count {

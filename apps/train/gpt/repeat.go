@@ -4,17 +4,37 @@ import (
 	"errors"
 	"fmt"
 
+	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 )
 
-// repeating is a decoder for a model that may keep what it likes of a text.
-type repeating struct {
+// growing is what decoders of a growing sequence have.
+type growing struct {
 	s      *spmd.Stream
 	count  int                  // of the tokens so far
-	tokens spmd.Buffer[int32]   // (T)
-	out    spmd.Buffer[float32] // (V), pinned
+	tokens spmd.Buffer[int32]   // (T): those at once
+	out    spmd.Buffer[float32] // (V): pinned
+	space  layout.Space
+}
+
+func (g *growing) Len() int     { return g.count }
+func (g *growing) Reset()       { g.count = 0 }
+func (g *growing) Close() error { return g.space.Free() }
+
+// pin makes b n elements of pinned memory.
+func pin[T spmd.Elem](sp *layout.Space, n int, b *spmd.Buffer[T]) {
+	if sp.Err == nil {
+		*b, sp.Err = spmd.AllocPinned[T](sp.W, n)
+	}
+	if sp.Err == nil {
+		sp.Frees = append(sp.Frees, b.Free)
+	}
+}
+
+// repeating is a decoder for a model that may keep what it likes of a text.
+type repeating struct {
+	growing
 	logits func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)
-	frees  []func() error
 }
 
 // Repeat returns a decoder of up to seq tokens. logits enqueues on s the logits of the token after
@@ -22,30 +42,14 @@ type repeating struct {
 // the call before. All ranks that logits concerns call the decoder's methods together.
 func Repeat(s *spmd.Stream, seq, vocab int,
 	logits func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)) (Decoder, error) {
-	r := &repeating{s: s, logits: logits}
-	var err error
-	if r.out, err = pin[float32](&r.frees, s.World(), vocab); err != nil {
-		return nil, err
+	r := &repeating{growing{s: s, space: layout.Space{W: s.World()}}, logits}
+	pin(&r.space, vocab, &r.out)
+	layout.Take(&r.space, seq, &r.tokens)
+	if r.space.Err != nil {
+		return nil, errors.Join(r.space.Err, r.Close())
 	}
-	if r.tokens, err = spmd.Alloc[int32](s.World(), seq); err != nil {
-		return nil, errors.Join(err, r.Close())
-	}
-	r.frees = append(r.frees, r.tokens.Free)
 	return r, nil
 }
-
-func (r *repeating) Close() error {
-	var errs []error
-	for _, f := range r.frees {
-		errs = append(errs, f())
-	}
-	r.frees = nil
-	return errors.Join(errs...)
-}
-
-func (r *repeating) Len() int { return r.count }
-
-func (r *repeating) Reset() { r.count = 0 }
 
 func (r *repeating) Next(tokens []int32) ([]float32, error) {
 	n := r.count + len(tokens)
