@@ -28,46 +28,57 @@ func TestModernSharded(t *testing.T) {
 }
 
 func testModernSharded[A ops.Act](t *testing.T, w *spmd.World) {
-	testModernShardedFor[A](t, w, 7)
-	// Parts of 3 ranks are as long, so they exchange rows of the tables'
-	// gradients if each has all weights.
-	testModernShardedFor[A](t, w, 6)
-}
-
-func testModernShardedFor[A ops.Act](t *testing.T, w *spmd.World, global int) {
-	const steps = 4
 	bound := 1e-4
 	if ops.IsHalf[A]() {
 		bound = 5e-3
 	}
-	cfg := modernConfig(steps)
-	cfg.Half, cfg.Batch, cfg.GlobalBatch, cfg.Graph = ops.IsHalf[A](), 2, global, "off"
-	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-	wants, wantVal := stepAll(t, plain, steps)
-	if gathers := plain.sums.(*replicas).tables.gathersRows(global); gathers != (global == 6 && w.Size() == 3) {
-		t.Errorf("steps of %d sequences on %d ranks gather rows: %v", global, w.Size(), gathers)
-	}
-	for _, x := range []struct {
-		mode  layout.ShardMode
-		again layout.Recomputation
-		graph string
-	}{
+	cfg := modernConfig(4)
+	cfg.Half = ops.IsHalf[A]()
+	rows := []sharedRow{
 		{layout.ShardOff, layout.RecomputeGELU, "off"},
 		{layout.ShardOff, layout.RecomputeBlock, "on"},
 		{layout.ShardOptimizer, layout.RecomputeOff, "off"},
 		{layout.ShardGradients, layout.RecomputeGELU, "off"},
 		{layout.ShardParameters, layout.RecomputeBlock, "on"},
-	} {
-		if global == 6 && x.mode != layout.ShardGradients && x.again != layout.RecomputeBlock {
-			continue
-		}
+	}
+	testShared(t, w, cfg, 7, bound, rows)
+	// Parts of 3 ranks are as long, so they exchange rows of the tables'
+	// gradients if each has all weights.
+	testShared(t, w, cfg, 6, bound, append(rows[3:], rows[1]))
+}
+
+// The same holds for a model with products of 8-bit floats.
+func TestModernFP8Sharded(t *testing.T) {
+	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
+		cfg := modernConfig(3)
+		cfg.Half, cfg.Model.FP8 = true, layout.FP8All
+		testShared(t, w, cfg, 7, 5e-3, []sharedRow{{layout.ShardOptimizer, layout.RecomputeBlock, "off"},
+			{layout.ShardParameters, layout.RecomputeBlock, "off"}})
+	})
+}
+
+type sharedRow struct {
+	mode  layout.ShardMode
+	again layout.Recomputation
+	graph string
+}
+
+func testShared(t *testing.T, w *spmd.World, cfg Config, global int, bound float64, rows []sharedRow) {
+	cfg.Batch, cfg.GlobalBatch, cfg.Graph = 2, global, "off"
+	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+	wants, wantVal := stepAll(t, plain, cfg.Steps)
+	if gathers := plain.sums.(*replicas).tables.gathersRows(global); gathers != (global == 6 && w.Size() == 3) {
+		t.Errorf("steps of %d sequences on %d ranks gather rows: %v", global, w.Size(), gathers)
+	}
+	for _, x := range rows {
 		if x.graph == "on" && w.Comm().Capturable() != nil {
 			x.graph = "off"
 		}
 		cfg.Model.Shard.Mode, cfg.Model.Recompute, cfg.Graph = x.mode, x.again, x.graph
 		split := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		what := fmt.Sprintf("--shard %v --recompute %v, %d ranks", x.mode, x.again, w.Size())
-		exact := w.OnHost() && (x.mode <= layout.ShardOptimizer && w.Size() == 1 || x.mode == layout.ShardOff)
+		what := fmt.Sprintf("--fp8 %v --shard %v --recompute %v, %d ranks", cfg.Model.FP8, x.mode, x.again, w.Size())
+		exact := w.OnHost() && (w.Size() == 1 && (x.mode <= layout.ShardOptimizer || cfg.Model.FP8 != layout.FP8Off) ||
+			x.mode == layout.ShardOff)
 		for i, want := range wants {
 			loss, norm := step(t, split, i)
 			if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) ||
@@ -78,37 +89,12 @@ func testModernShardedFor[A ops.Act](t *testing.T, w *spmd.World, global int) {
 				t.Fatalf("%s, step %d: %v", what, i, err)
 			}
 		}
-		if exact {
+		if exact && x.mode <= layout.ShardOptimizer {
 			compareArenas(t, what, split, plain, 0)
 		}
 		endsLike(t, what, split, wantVal, bound)
 	}
 	traintest.NoError(t, plain.Close())
-}
-
-// The same holds for a model with products of 8-bit floats.
-func TestModernFP8Sharded(t *testing.T) {
-	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
-		const steps = 3
-		cfg := modernConfig(steps)
-		cfg.Half, cfg.Model.FP8 = true, layout.FP8All
-		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		wants, wantVal := stepAll(t, plain, steps)
-		for _, mode := range []layout.ShardMode{layout.ShardOptimizer, layout.ShardParameters} {
-			cfg.Model.Shard.Mode, cfg.Model.Recompute = mode, layout.RecomputeBlock
-			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			for i, want := range wants {
-				loss, norm := step(t, split, i)
-				if exact := w.OnHost() && w.Size() == 1; !traintest.CloseTo(loss, want[0], 5e-3) ||
-					exact && want != [2]float64{loss, norm} {
-					t.Fatalf("--shard %v, step %d: loss %.8f, without %.8f", mode, i, loss, want[0])
-				}
-				traintest.NoError(t, split.Audit(i+1))
-			}
-			endsLike(t, fmt.Sprintf("--shard %v", mode), split, wantVal, 5e-3)
-		}
-		traintest.NoError(t, plain.Close())
-	})
 }
 
 // Muon in a pipeline of GPT-2's layers, and a third decoder in any division, train as on ranks that
