@@ -12,7 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // Cache keeps compiled images, and other results that take long to find out (Put), for later runs
@@ -48,25 +50,52 @@ const magic = "lockstep nvrtc 2\n"
 // Compile is the function Compile, and says whether the image came from the cache. A folder
 // that cannot be read or written is no error: the image is compiled every time, and Check says why.
 func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, err error) {
-	if c.Dir == "" {
-		image, err = Compile(name, source, o)
-		return image, false, err
-	}
-	key, err := cacheKey(name, source, o)
-	if err != nil {
-		return nil, false, err
-	}
-	if entry, err := readEntry(c.file(key), c.Own); err == nil {
-		if image, ok := unseal(entry, key); ok {
-			return image, true, nil
+	var key [sha256.Size]byte
+	if c.Dir != "" {
+		if key, err = cacheKey(name, source, o); err != nil {
+			return nil, false, err
+		}
+		if entry, err := readEntry(c.file(key), c.Own); err == nil {
+			if image, ok := unseal(entry, key); ok {
+				return image, true, nil
+			}
 		}
 	}
-	image, err = Compile(name, source, o)
-	if err != nil {
+	defer c.Making(fmt.Sprintf("%s for sm_%d", name, o.Capability))()
+	if image, err = Compile(name, source, o); err != nil {
 		return nil, false, err
 	}
-	_ = c.store(c.file(key), seal(image, key)) // Check reports it
+	if c.Dir != "" {
+		_ = c.store(c.file(key), seal(image, key)) // Check reports it
+	}
 	return image, false, nil
+}
+
+// slow is how long this process has made entries, and who is told when that is long.
+var slow struct {
+	spent atomic.Int64
+	tell  atomic.Pointer[func(what, dir string)]
+}
+
+// TellSlow sets the function that is told once, when this process has spent 2 s to make entries
+// that caches lack: what it makes then, and the folder where that is kept.
+func TellSlow(tell func(what, dir string)) {
+	slow.spent.Store(0)
+	slow.tell.Store(&tell)
+}
+
+// Making notes that an entry is being made, until done is called.
+func (c Cache) Making(what string) (done func()) {
+	begun := time.Now()
+	late := time.AfterFunc(2*time.Second-time.Duration(slow.spent.Load()), func() {
+		if tell := slow.tell.Swap(nil); tell != nil {
+			(*tell)(what, c.Dir)
+		}
+	})
+	return func() {
+		late.Stop()
+		slow.spent.Add(int64(time.Since(begun)))
+	}
 }
 
 // Keep puts an image into the cache that Compile has returned for the same arguments, from another

@@ -58,6 +58,7 @@ func (l *cudnnLibrary) choose(s Shape, deterministic bool) (c cudnn.Choice, err 
 	if data, ok := cache.Get(name); ok && json.Unmarshal(data, &c) == nil {
 		return c, nil
 	}
+	defer cache.Making(name)()
 	began := time.Now()
 	c, err = l.h.TuneAttention(shapeOf(s), deterministic)
 	switch {

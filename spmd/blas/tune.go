@@ -121,6 +121,7 @@ func (h *handle) tuneShape(sh cublas.Shape) (c cublas.Choice, t cublas.Timing, e
 	if data, ok := cache.Get(name); ok && json.Unmarshal(data, &c) == nil {
 		return c, t, nil
 	}
+	defer cache.Making(name)()
 	s, err := library.GPU(h.w).NewStream(0)
 	if err != nil {
 		return c, t, err

@@ -1,11 +1,16 @@
 package random
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"lockstep/internal/testkit"
@@ -110,6 +115,49 @@ func TestDistribution(t *testing.T) {
 		check("Normal of float32", wide(filled(t, w, s, Normal[float32], n, 3, 0)), bell)
 		check("Normal of float64", filled(t, w, s, Normal[float64], n, 4, 0), bell)
 	})
+}
+
+// The first start says that it compiles, while it does. The compiler goes on when it has said so,
+// and fails.
+func TestFirstStart(t *testing.T) {
+	dir := t.TempDir()
+	gate, cache := filepath.Join(dir, "gate"), filepath.Join(dir, "cache")
+	spmdtest.Must(t, syscall.Mkfifo(gate, 0o600))
+	let, err := os.OpenFile(gate, os.O_RDWR, 0)
+	spmdtest.Must(t, err)
+	defer let.Close()
+	spmdtest.Must(t, os.WriteFile(filepath.Join(dir, "cxx"), []byte("#!/bin/sh\nread x <"+gate+"\nexit 1\n"), 0o700))
+	t.Setenv("LOCKSTEP_CACHE", cache)
+	t.Setenv("CXX", filepath.Join(dir, "cxx"))
+	said, stderr, err := os.Pipe()
+	spmdtest.Must(t, err)
+	old, err := syscall.Dup(2)
+	spmdtest.Must(t, err)
+	spmdtest.Must(t, syscall.Dup3(int(stderr.Fd()), 2, 0))
+	stderr.Close()
+	go func() {
+		defer syscall.Dup3(old, 2, 0) // which ends the log
+		c := spmdtest.Config()
+		c.Device, c.LogLevel, c.LogFormat = "emulate", "info", "json"
+		_ = spmd.Local(t.Context(), c, 3, func(_ context.Context, w *spmd.World) error {
+			s := spmdtest.Stream(t, w, "random")
+			return errors.Join(Uniform(s, spmdtest.Alloc[float32](t, w, 1), 1, 0), s.Synchronize())
+		})
+	}()
+	lines := 0
+	for log := bufio.NewScanner(said); log.Scan(); {
+		if strings.Contains(log.Text(), `"compiling and timing`) {
+			lines++
+			if !strings.Contains(log.Text(), `"kept":"`+cache) || !strings.Contains(log.Text(), " for this processor") {
+				t.Error(log.Text())
+			}
+			_, err := let.WriteString(strings.Repeat("\n", 100))
+			spmdtest.Must(t, err)
+		}
+	}
+	if lines != 1 {
+		t.Errorf("%d lines say what is compiled", lines)
+	}
 }
 
 // Any division gives the same numbers, and so does CUDA C++.

@@ -96,6 +96,7 @@ func load(dir, kind, text string, s EmulatedSource, symbols []dl.Sym, flags ...s
 	cache := nvrtc.Cache{Dir: dir, Own: true}
 	library, ok := cache.Get(name)
 	if !ok {
+		defer cache.Making(strings.Join(s.Names[:min(1, len(s.Names))], "") + " for this processor")()
 		if library, err = build(cxx, text, s.Headers); err != nil {
 			return "", err
 		}

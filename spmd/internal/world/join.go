@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"lockstep/cuda/nvrtc"
 	"lockstep/host"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/control"
@@ -45,6 +47,12 @@ func (w *World) join(base transport.Host) error {
 	}
 	*w.rank.Log = w.start.Config.Logger(world.Rank(), world.Size(), os.Stderr)
 	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), *w.rank.Log, w.startup.Started
+	if world.Rank() == 0 {
+		nvrtc.TellSlow(func(what, dir string) {
+			w.rank.Log.Info().Str("first", what).Str("kept", cmp.Or(dir, "nowhere: set LOCKSTEP_CACHE")).
+				Msg("compiling and timing, which later starts find kept")
+		})
+	}
 	w.startTrace(world.Size())
 	if w.rank.All, err = w.rank.AddComm(world, "world"); err != nil {
 		return err
