@@ -32,11 +32,10 @@ import (
 	"lockstep/bench/measure"
 	"lockstep/bench/sweep"
 	"lockstep/internal/cli"
-	"lockstep/spmd/telemetry"
 )
 
 func main() {
-	if err := os.Setenv(telemetry.RunsEnv, telemetry.NoFolder); err != nil { // measured programs keep no run folders
+	if err := os.Setenv("LOCKSTEP_RUNS", "off"); err != nil { // measured programs keep no run folders
 		panic(err)
 	}
 	run := runner

@@ -115,7 +115,7 @@ func TestFaults(t *testing.T) {
 					mpirun.Again(t, func() (own string) {
 						took, out, own, err = row.happen(t)
 						for limit := 2 * faultTimeout; errors.Is(err, errBusy) &&
-							limit <= spmdtest.Timeout(); limit *= 2 {
+							limit <= spmdtest.Config().Timeout; limit *= 2 {
 							busyTimeout.Store(int64(limit))
 							row = rows[i].patient(limit)
 							took, out, own, err = row.happen(t)
@@ -162,7 +162,7 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 	if err := os.Mkdir(temp, 0o777); err != nil {
 		return 0, "", "", err
 	}
-	started := spmdtest.Turn()
+	started := mpirun.Turn()
 	defer started()
 	ctx := mpirun.Patience(t)
 	marker := faultEnv + "=" + dir

@@ -12,6 +12,7 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -118,7 +119,8 @@ func peerDoubles(t *testing.T) (dir string) {
 	testkit.BuildLibrary(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas",
 		filepath.Join("internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
-	spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
+	must(t, kernels.Fill(filepath.Join(dir, "cache"), 90))
+	t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
 	compileCarriers(t)
 	return dir
 }
@@ -133,7 +135,7 @@ func compileCarriers(t *testing.T) {
 		must(t, err)
 		source = append(source, part...)
 	}
-	spmdtest.CompileInto(t, os.Getenv("LOCKSTEP_CACHE"), "device.cu", string(source), nvrtc.Options{Capability: 90})
+	must(t, kernels.CompileInto(os.Getenv("LOCKSTEP_CACHE"), "device.cu", string(source), nvrtc.Options{Capability: 90}))
 }
 
 // mpiWays: --collectives takes the names that the start line shows. A way that is not to be had is

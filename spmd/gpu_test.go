@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
@@ -27,7 +28,8 @@ func TestGPU(t *testing.T) {
 		t.Setenv("FAKECUDA_DEVICES", "3")
 		t.Setenv(doublesEnv, dir)
 		t.Setenv("LD_LIBRARY_PATH", dir)
-		spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
+		must(t, kernels.Fill(filepath.Join(dir, "cache"), 90))
+		t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
 		t.Run("faults", func(t *testing.T) { gpuFaults(t, dir) })
 		t.Run("hangs", gpuHangs)
 		t.Run("choice", gpuChoice)

@@ -41,7 +41,7 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 //go:noinline
 func (g *Graph) Launch(s *Stream) error {
 	if s.World() != g.w {
-		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.Name())
+		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.queue().Name())
 	}
 	return g.w.rank().Launch(s.queue(), g.c)
 }

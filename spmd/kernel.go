@@ -104,9 +104,6 @@ func tooLarge(v int) { panic(fmt.Sprintf("spmd: I32(%d) does not fit 32 bits", v
 // I64 passes v to a parameter of type long long.
 func I64(v int) Arg { return Arg{Type: elem.Int64, Bits: elem.Bits{uint64(v)}} }
 
-// U64 passes v to a parameter of type unsigned long long.
-func U64(v uint64) Arg { return Scalar(v) }
-
 // F32 passes v to a parameter of type float.
 func F32(v float32) Arg { return Scalar(v) }
 

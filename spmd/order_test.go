@@ -158,12 +158,6 @@ var orderedCalls = append(slices.Collect(func(yield func(ordered) bool) {
 	{"parallel.SyncStart", blocks | launches, func(o *ordering) error {
 		return parallel.SyncStart(o.c.On(o.other), o.x, o.y)
 	}},
-	{"parallel.GatherRows", blocks, func(o *ordering) error {
-		return parallel.GatherRows(o.c, parallel.NewRows(o.size, 1, o.rank, o.size), 0, 8, o.y, o.own(o.x))
-	}},
-	{"parallel.ScatterRows", blocks, func(o *ordering) error {
-		return parallel.ScatterRows(o.c, parallel.NewRows(o.size, 1, o.rank, o.size), 0, 8, o.own(o.y), o.x)
-	}},
 	{"arrayfile.Save", blocks, func(o *ordering) error {
 		return o.file(arrayfile.Save(o.c.On(o.other), o.dir+"/new", []int{8 * o.size}, o.own(o.x), 8*o.rank,
 			arrayfile.Replace))
@@ -269,7 +263,7 @@ var orderedCalls = append(slices.Collect(func(yield func(ordered) bool) {
 				Backward: func(_, _ int, _, dout, din spmd.Buffer[float32]) error { return back(dout, din) },
 			}), p.Forward(o.s, 1, func(_ int, in, out spmd.Buffer[float32]) error { return there(in, out) }))
 			if err == nil {
-				_, err = p.Time(o.s)
+				_, _, err = p.Time(o.s)
 			}
 			return err
 		}},

@@ -38,7 +38,7 @@ func Pipeline(s *Stream, pieces int, stages ...Stage) error {
 		for k, other := range stages[:i] {
 			if other.Stream == stage.Stream {
 				return fmt.Errorf("%s: Pipeline: stages %d and %d are on the same stream %q",
-					ccall.At(), k, i, other.Stream.Name())
+					ccall.At(), k, i, other.Stream.queue().Name())
 			}
 		}
 		if err := stage.Stream.After(s); err != nil {

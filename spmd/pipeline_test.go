@@ -85,12 +85,13 @@ func TestPipelineOrder(t *testing.T) {
 		gate := make(chan struct{})
 		// nothing begins before the commands of the first stream
 		must(t, a.HostFunc(func() error { <-gate; return nil }))
+		names := map[*spmd.Stream]string{a: "a", b: "b", c: "c"}
 		stage := func(s *spmd.Stream, i int) spmd.Stage {
 			return spmd.Stage{Stream: s, Do: func(k int) error {
-				issued = append(issued, fmt.Sprint(s.Name(), k))
+				issued = append(issued, fmt.Sprint(names[s], k))
 				return s.HostFunc(func() error {
 					if ahead := done[i-1].Load(); ahead < int32(k+1) {
-						return fmt.Errorf("stage %s begins piece %d, and the one ahead has done %d", s.Name(), k, ahead)
+						return fmt.Errorf("stage %s begins piece %d, and the one ahead has done %d", names[s], k, ahead)
 					}
 					done[i].Add(1)
 					return nil

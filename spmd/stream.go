@@ -55,9 +55,6 @@ func (w *World) NewStream(name string, priority ...Priority) (*Stream, error) {
 // World returns the world that the stream belongs to.
 func (s *Stream) World() *World { return (*World)((*world.Stream)(s).World()) }
 
-// Name returns the name given to NewStream.
-func (s *Stream) Name() string { return s.queue().Name() }
-
 // Synchronize blocks the host until everything enqueued on s has run, and returns
 // the first error of the stream.
 func (s *Stream) Synchronize() error { return s.rank().Synchronize(s.queue()) }
@@ -78,7 +75,7 @@ func (s *Stream) After(other *Stream) error {
 	case s == other:
 		return nil
 	case s.World() != other.World():
-		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.Name(), s.Name())
+		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.queue().Name(), s.queue().Name())
 	}
 	return calls.After(s.queue(), other.queue())
 }

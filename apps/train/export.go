@@ -88,7 +88,7 @@ func (e *exporter) run(_ context.Context, w *spmd.World) (err error) {
 	if err := p.LoadWeights(arena); err != nil {
 		return err
 	}
-	told := telemetry.StartWork(w, "exporting", 4*int64(p.Cfg.ParamCount()), telemetry.Bytes)
+	told := telemetry.StartWork(w, "exporting", 4*int64(p.Cfg.ParamCount()), "bytes")
 	defer told.Done()
 	bytes, err := layout.WriteFolder(e.to, p.Cfg, p.Tok, arena.Host(), told, e.checkTarget)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 
 	"lockstep/apps/train/run"
 	"lockstep/spmd/spmdtest"
-	"lockstep/spmd/telemetry"
 )
 
 // loggedIn returns the lines of a run folder's log, without the summaries.
@@ -29,7 +28,7 @@ func TestRunFolder(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 2)
 	parent := t.TempDir()
-	env := []string{telemetry.RunsEnv + "=" + filepath.Join(parent, "runs")}
+	env := []string{"LOCKSTEP_RUNS" + "=" + filepath.Join(parent, "runs")}
 	begin := func(args ...string) spmdtest.Ended { return spmdtest.Program(t, 2, env, args...) }
 
 	p := begin(smallRun(t, 6, "--val-every", "3")...)

@@ -62,7 +62,7 @@ func (e *tokenizing) run(_ context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return runfiles.About("--to", err, "--overwrite")
 	}
-	told := telemetry.StartWork(w, "writing", 2*int64(data.Len()), telemetry.Bytes)
+	told := telemetry.StartWork(w, "writing", 2*int64(data.Len()), "bytes")
 	defer told.Done()
 	if err := data.Guard(func() error { return text.WriteBin(f, data, told.Add) }); err != nil {
 		return fmt.Errorf("--to %s: %w", e.to, errors.Join(err, f.Drop()))

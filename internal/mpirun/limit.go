@@ -2,6 +2,7 @@ package mpirun
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 )
@@ -34,4 +35,16 @@ func Patience(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), Limit(t))
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// turns limits how many programs are in their start.
+var turns = make(chan struct{}, 4)
+
+// Turn waits until few programs that this process has started are still in their start. The caller
+// calls started when its program has come through the start, or has ended; later calls do nothing.
+// So tests of programs that mostly wait may run beside many others: a program whose --timeout is
+// short has the cores that its start needs.
+func Turn() (started func()) {
+	turns <- struct{}{}
+	return sync.OnceFunc(func() { <-turns })
 }

@@ -343,15 +343,9 @@ func (f *family[T]) room(n int) (spmd.Buffer[float32], error) {
 	return b, err
 }
 
-// Shape returns the shape that a is for.
-func (a *Attention[T]) Shape() Shape { return a.shape }
-
-// Path returns how a is computed: "cudnn", "mma" or "simple".
-func (a *Attention[T]) Path() string { return a.path }
-
-// Why returns why it is that path: the version of the library, or what stood against the paths
-// before it.
-func (a *Attention[T]) Why() string { return a.why }
+// Path returns how a is computed: "cudnn", "mma" or "simple". why is the version of the library, or
+// what stood against the paths before it.
+func (a *Attention[T]) Path() (path, why string) { return a.path, a.why }
 
 // Workspace returns the bytes of device memory that a needs beside the buffers of its calls, and
 // holds until Close. The Attentions that For returned share them.

@@ -105,7 +105,7 @@ func taken[T Elem](j *job[T], b spmd.Buffer[T], n int) []float64 {
 	w := widen(v)
 	for _, x := range w[n:] {
 		if !math.IsNaN(x) {
-			j.t.Fatalf("%v: an element behind the shape was written", j.a.Shape())
+			j.t.Fatalf("%v: an element behind the shape was written", j.a.shape)
 		}
 	}
 	return w[:n]
@@ -143,7 +143,7 @@ func (j *job[T]) compare(scale float64) {
 	}
 	for i, got := range j.takenLSE() {
 		if !(math.Abs(got-r.lse[i]) <= abs) {
-			j.t.Errorf("%s, %v: lse %d is %v, want %v", j.a.Path(), j.a.Shape(), i, got, r.lse[i])
+			j.t.Errorf("%s, %v: lse %d is %v, want %v", j.a.path, j.a.shape, i, got, r.lse[i])
 			break
 		}
 	}
@@ -154,8 +154,8 @@ func (j *job[T]) compare(scale float64) {
 		{"dv", third(shape, dqkv, 2), r.dqkv[2]}} {
 		// With one token dq and dk are 0, up to the rounding of two equal sums.
 		if d, size := distance(c.got, c.want); !(d < rel*size+1e-6*math.Sqrt(float64(n))) {
-			j.t.Errorf("%s, %v scaled by %g: %s is %.3g from the reference of size %.3g", j.a.Path(),
-				j.a.Shape(), scale, c.name, d, size)
+			j.t.Errorf("%s, %v scaled by %g: %s is %.3g from the reference of size %.3g", j.a.path,
+				j.a.shape, scale, c.name, d, size)
 		}
 	}
 }
@@ -220,8 +220,8 @@ func TestPaths(t *testing.T) {
 			if shape.Size <= wgmmaMaxHead && lacksWGMMA(w) == "" {
 				path, why = "mma", "with wgmma"
 			}
-			if both.Path() != path || !strings.Contains(both.Why(), why) {
-				t.Errorf("%v: path %q, why %q; want %q, %q", shape, both.Path(), both.Why(), path, why)
+			if both.path != path || !strings.Contains(both.why, why) {
+				t.Errorf("%v: path %q, why %q; want %q, %q", shape, both.path, both.why, path, why)
 			}
 			if most := Workspace[spmd.BF16](shape, Options{Deterministic: true}); both.Workspace() > most {
 				t.Errorf("%v: workspace of %d bytes, %d were announced", shape, both.Workspace(), most)
@@ -245,8 +245,8 @@ func TestFor(t *testing.T) {
 			if again, err := a.For(of[0], of[1]); again != b || err != nil {
 				t.Errorf("%v: another one, %v", of, err)
 			}
-			if b.Shape() != (Shape{of[0], of[1], 2, 16, 0}) {
-				t.Errorf("%v: %v", of, b.Shape())
+			if b.shape != (Shape{of[0], of[1], 2, 16, 0}) {
+				t.Errorf("%v: %v", of, b.shape)
 			}
 			newJob(t, w, s, b, 1).check(1)
 		}
@@ -255,8 +255,8 @@ func TestFor(t *testing.T) {
 				t.Errorf("%v: accepted", of)
 			}
 		}
-		if w.OnHost() && (a.Path() != "simple" || a.Why() != "host") {
-			t.Errorf("path %q, why %q", a.Path(), a.Why())
+		if w.OnHost() && (a.path != "simple" || a.why != "host") {
+			t.Errorf("path %q, why %q", a.path, a.why)
 		}
 		must(t, a.Close())
 		must(t, a.Close())

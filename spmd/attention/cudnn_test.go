@@ -10,6 +10,7 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -32,7 +33,8 @@ func TestCuDNN(t *testing.T) {
 		t.Setenv("FAKECUDA_DEVICES", "3")
 		t.Setenv("FAKECUDA_MAJOR", "8") // where cuDNN comes first
 		t.Setenv("LD_LIBRARY_PATH", dir)
-		spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
+		spmdtest.Must(t, kernels.Fill(filepath.Join(dir, "cache"), 80))
+		t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
 	}
 	t.Run("path", func(t *testing.T) { spmdtest.Run(t, []int{1}, cudnnPathTaken) })
 	t.Run("agreed", func(t *testing.T) { spmdtest.Run(t, []int{3}, cudnnAgreed) })
@@ -46,14 +48,14 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 		// pass is one.
 		o := Options{Path: "cudnn", Deterministic: deterministic}
 		a := attentionOf[spmd.BF16](t, w, doubled, o)
-		if a.Path() != "cudnn" || !strings.HasPrefix(a.Why(), "cuDNN 9.14.0, its engines timed in ") ||
+		if a.path != "cudnn" || !strings.HasPrefix(a.why, "cuDNN 9.14.0, its engines timed in ") ||
 			a.Workspace() == 0 {
-			t.Errorf("path %q, why %q, workspace %d", a.Path(), a.Why(), a.Workspace())
+			t.Errorf("path %q, why %q, workspace %d", a.path, a.why, a.Workspace())
 		}
 		j := newJob(t, w, s, a, 1)
 		j.check(1)
-		if a := attentionOf[spmd.BF16](t, w, doubled, o); a.Why() != "cuDNN 9.14.0" {
-			t.Errorf("why %q the second time", a.Why())
+		if a := attentionOf[spmd.BF16](t, w, doubled, o); a.why != "cuDNN 9.14.0" {
+			t.Errorf("why %q the second time", a.why)
 		}
 
 		if most := Workspace[spmd.BF16](doubled, o); deterministic && a.Workspace() > most+4096 {
@@ -82,9 +84,9 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 	newJob(t, w, s, one, 1).check(1)
 	odd, err := a.For(1, 200)
 	must(t, err)
-	if one.Path() != "cudnn" || odd.Path() != "mma" || !strings.Contains(odd.Why(), "cudnn: ") ||
-		!strings.Contains(odd.Why(), "200 tokens") {
-		t.Errorf("paths %q and %q, why %q", one.Path(), odd.Path(), odd.Why())
+	if one.path != "cudnn" || odd.path != "mma" || !strings.Contains(odd.why, "cudnn: ") ||
+		!strings.Contains(odd.why, "200 tokens") {
+		t.Errorf("paths %q and %q, why %q", one.path, odd.path, odd.why)
 	}
 	for shape, want := range map[Shape][]string{
 		{1, 64, 2, 12, 0}:  {"simple", "64 tokens", "; mma: heads of 12 channels"},
@@ -92,16 +94,16 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 	} {
 		a := attentionOf[spmd.BF16](t, w, shape, Options{})
 		for _, part := range want[1:] {
-			if a.Path() != want[0] || !strings.Contains(a.Why(), part) {
-				t.Errorf("%v: path %q, why %q, want %q", shape, a.Path(), a.Why(), want)
+			if a.path != want[0] || !strings.Contains(a.why, part) {
+				t.Errorf("%v: path %q, why %q, want %q", shape, a.path, a.why, want)
 			}
 		}
 	}
-	if a := attentionOf[float32](t, w, doubled, Options{}); a.Path() != "simple" || a.Why() != "float32" {
-		t.Errorf("path %q, why %q", a.Path(), a.Why())
+	if a := attentionOf[float32](t, w, doubled, Options{}); a.path != "simple" || a.why != "float32" {
+		t.Errorf("path %q, why %q", a.path, a.why)
 	}
-	if a := attentionOf[spmd.BF16](t, w, doubled, Options{Path: "mma"}); a.Path() != "mma" || a.Why() != "asked for" {
-		t.Errorf("path %q, why %q", a.Path(), a.Why())
+	if a := attentionOf[spmd.BF16](t, w, doubled, Options{Path: "mma"}); a.path != "mma" || a.why != "asked for" {
+		t.Errorf("path %q, why %q", a.path, a.why)
 	}
 
 	// Operands that the library would take wrongly.
@@ -134,8 +136,8 @@ func cudnnAgreed(t *testing.T, w *spmd.World) {
 		}
 		a, err := New[spmd.BF16](w, doubled, Options{})
 		must(t, err)
-		if a.Path() != "mma" || !strings.Contains(a.Why(), "cudnn: ") || !strings.Contains(a.Why(), tc.why) {
-			t.Errorf("%s: path %q, why %q, want %q", tc.value, a.Path(), a.Why(), tc.why)
+		if a.path != "mma" || !strings.Contains(a.why, "cudnn: ") || !strings.Contains(a.why, tc.why) {
+			t.Errorf("%s: path %q, why %q, want %q", tc.value, a.path, a.why, tc.why)
 		}
 		must(t, a.Close())
 		if _, err := New[spmd.BF16](w, doubled, Options{Path: "cudnn"}); err == nil ||
@@ -145,8 +147,8 @@ func cudnnAgreed(t *testing.T, w *spmd.World) {
 		must(t, os.Unsetenv(tc.variable))
 	}
 	a := attentionOf[spmd.BF16](t, w, doubled, Options{})
-	if a.Path() != "cudnn" {
-		t.Errorf("path %q, why %q", a.Path(), a.Why())
+	if a.path != "cudnn" {
+		t.Errorf("path %q, why %q", a.path, a.why)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"lockstep/internal/testkit"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
+	"lockstep/spmd/internal/kernels"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -33,7 +34,8 @@ func TestGPU(t *testing.T) {
 		t.Setenv("FAKECUDA_DEVICES", "3")
 		t.Setenv(doublesEnv, dir)
 		t.Setenv("LD_LIBRARY_PATH", dir)
-		spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
+		spmdtest.Must(t, kernels.Fill(filepath.Join(dir, "cache"), 90))
+		t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
 		t.Run("faults", func(t *testing.T) { gpuFaults(t, dir) })
 		t.Run("named work", gpuNamedWork)
 	}

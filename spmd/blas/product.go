@@ -60,7 +60,7 @@ func (p *product) encode(args *[gemmArgs]spmd.Arg) {
 			set |= 1 << i
 		}
 	}
-	args[argSet] = spmd.U64(set)
+	args[argSet] = spmd.Scalar(set)
 	for i, n := range [...]int{p.m, p.n, p.k, p.lda, p.ldb, p.ldc} {
 		args[argM+i] = spmd.I64(n)
 	}

@@ -219,9 +219,6 @@ func (m *Sparse[T]) plan(w *spmd.World, need []int32, needs []int) error {
 	return spmd.AllToAllV(m.c, m.index, wanted, gives, needs)
 }
 
-// Rows returns how many rows this rank has.
-func (m *Sparse[T]) Rows() int { return m.rows }
-
 // Halo returns how many elements of other ranks' vectors a product receives.
 func (m *Sparse[T]) Halo() int { return m.halo.Len() }
 

@@ -6,9 +6,10 @@
 package gokernel_test
 
 import (
+	"unsafe"
+
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
-	"unsafe"
 )
 
 func _() { // the functions of the kernels as they were
@@ -303,7 +304,7 @@ func hostLeast(args spmd.Args, lo, hi int, acc *[gokernel.Lanes]uint32) {
 
 // launchIntegers enqueues on s: integers, for i from 0 to n-1.
 func launchIntegers(s *spmd.Stream, n int, out spmd.Buffer[int64], small_ spmd.Buffer[int8], x spmd.Buffer[int64], shift uint) error {
-	return integersKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), out.Arg(), spmd.I64(out.Len()), small_.Arg(), spmd.I64(small_.Len()), x.Arg(), spmd.I64(x.Len()), spmd.U64(uint64(shift)), gokernel.Report(s))
+	return integersKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), out.Arg(), spmd.I64(out.Len()), small_.Arg(), spmd.I64(small_.Len()), x.Arg(), spmd.I64(x.Len()), spmd.Scalar(uint64(shift)), gokernel.Report(s))
 }
 
 var integersKernel = gokernel.New("integers", "", spmdgenSource, gokernel.Shape{Dims: 1, Each: 4, Grain: 4096, Args: 9, Written: 0xa, One: 0x0}, hostIntegers)

@@ -55,10 +55,10 @@ var reports = library.PerWorld[report]{Open: func(w *spmd.World) *report {
 // Report returns the last argument of every kernel: the place of its report with --check=bounds.
 func Report(s *spmd.Stream) spmd.Arg {
 	if !kernels.Bounds() || s.World().Device() == "host" {
-		return spmd.U64(0)
+		return spmd.Scalar(uint64(0))
 	}
 	if r := reports.Of(s.World()); r.err == nil {
 		return r.memory.Arg()
 	}
-	return spmd.U64(0)
+	return spmd.Scalar(uint64(0))
 }

@@ -242,12 +242,6 @@ var on1 = []call{
 	two("spmd.AllToAllV", 64, 64, func(c spmd.Comm, d, s vec) error {
 		return spmd.AllToAllV(c, d, s, []int{8}, []int{8})
 	}),
-	two("parallel.GatherRows", 64, 64, func(c spmd.Comm, d, s vec) error {
-		return parallel.GatherRows(c, parallel.NewRows(4, 2, 0, 1), 1, 2, d, s)
-	}),
-	two("parallel.ScatterRows", 64, 64, func(c spmd.Comm, d, s vec) error {
-		return parallel.ScatterRows(c, parallel.NewRows(4, 2, 0, 1), 1, 2, d, s)
-	}),
 	slices2("hostdata.AllGatherSlice", hostdata.AllGatherSlice[float64]),
 	slices2("hostdata.AllReduceSlice", func(c spmd.Comm, d, s []float64) error {
 		return hostdata.AllReduceSlice(c, d, s, spmd.Sum)
@@ -576,8 +570,6 @@ func TestSizes(t *testing.T) {
 					attention.Options{})
 				return nil
 			},
-			func() error { parallel.NewRows(8, half, 0, half); return nil },
-			func() error { return parallel.GatherRows(w.Comm(), parallel.NewRows(8, 2, 0, 1), 1, 1<<62, x, x) },
 			func() error { parallel.NewPartition(0, half, half, 8); return nil },
 			func() error { _, err := own.Scratch[float64](spmdtest.Stream(t, w, "t"), 1<<61-1); return err },
 		} {

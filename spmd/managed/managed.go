@@ -66,7 +66,7 @@ func Prefetch[T spmd.Stored](s *spmd.Stream, b spmd.Buffer[T], to Place) error {
 	}
 	if q.Lane() != nil {
 		return fmt.Errorf("%s: managed.Prefetch: stream %q is being captured, and graphs hold no prefetch: "+
-			"call it before Launch", ccall.At(), s.Name())
+			"call it before Launch", ccall.At(), q.Name())
 	}
 	c, err := in.Begin(q, exec.DoPrefetch, a.Block, nil)
 	if err != nil {
@@ -84,18 +84,12 @@ const (
 	// ReadMostly: each reader gets a copy of the page, and a write ends all copies but the
 	// writer's.
 	ReadMostly Advice = exec.ReadMostly
-	// NotReadMostly undoes ReadMostly.
-	NotReadMostly Advice = exec.NotReadMostly
 	// PreferDevice: pages stay on the device, and the host reaches them from afar where it can.
 	PreferDevice Advice = exec.PreferDevice
 	// PreferHost: pages stay on the host, and the device reaches them from afar.
 	PreferHost Advice = exec.PreferHost
-	// PreferNone undoes PreferDevice and PreferHost.
-	PreferNone Advice = exec.PreferNone
 	// AccessedByDevice: the device reaches the pages wherever they lie, without page faults.
 	AccessedByDevice Advice = exec.AccessedByDevice
-	// NotAccessedByDevice undoes AccessedByDevice.
-	NotAccessedByDevice Advice = exec.NotAccessedByDevice
 )
 
 // Advise tells the driver how b will be used, until other advice or Free. b is of Alloc, or a part
@@ -106,7 +100,7 @@ const (
 // On the host it does nothing. It fails for other kinds of memory of a GPU, for freed buffers, and
 // with a driver older than CUDA 12.2. Source: cuda.h, cuMemAdvise.
 func Advise[T spmd.Stored](b spmd.Buffer[T], how Advice) error {
-	if how < ReadMostly || how > NotAccessedByDevice {
+	if how < ReadMostly || how > AccessedByDevice {
 		return fmt.Errorf("%s: managed.Advise: no such advice: %d", ccall.At(), how)
 	}
 	if err := exec.RefuseInHostFunc("managed.Advise"); err != nil {

@@ -12,9 +12,5 @@
 // parameters when a layer needs them. A Scatterer reduces gradients to the ranks' parts. A Norm is
 // the norm of a gradient whose parts the ranks have.
 //
-// Pipelines: a Pipeline runs micro-batches through layers that the ranks divide. Balance divides
-// them, and NewSchedule calculates how long a run takes.
-//
-// Tensor parallelism: Rows says how ranks that divide the products inside a layer share the rows
-// between the products.
+// Pipelines: a Pipeline runs micro-batches through layers that the ranks divide.
 package parallel

@@ -8,29 +8,6 @@ import (
 	"lockstep/spmd"
 )
 
-// StageTime is a stage's measurement of its runs.
-type StageTime struct {
-	Whole   time.Duration // from the begin to the end of each run, in the stage's stream
-	Waiting time.Duration // its part in messages: mostly until a neighbour gets there
-}
-
-// Idle returns, for each stage of a pipeline, the part of the time in which it has nothing to do:
-// until it has the first input, in messages, and from its end to that of the stage that takes
-// longest. Stages begin a run together if the one before has ended on all. It is 0 for all if
-// nothing was measured.
-func Idle(stages []StageTime) []float64 {
-	idle, longest := make([]float64, len(stages)), time.Duration(0)
-	for _, s := range stages {
-		longest = max(longest, s.Whole)
-	}
-	for i, s := range stages {
-		if longest > 0 {
-			idle[i] = 1 - float64(s.Whole-s.Waiting)/float64(longest)
-		}
-	}
-	return idle
-}
-
 // The places of a stage's measurements in memory of its device: the begin of an interval, then the
 // sum of those that ended.
 const (
@@ -81,14 +58,16 @@ func (r *run[T]) at(point int) {
 }
 
 // Time returns this stage's measurements since ForgetTime. Jobs with --summary or --trace measure;
-// elsewhere measuring costs nothing, and Time returns 0. It blocks for runs that are enqueued.
-func (p *Pipeline[T]) Time(s *spmd.Stream) (StageTime, error) {
+// elsewhere measuring costs nothing, and Time returns 0. It blocks for runs that are enqueued. whole
+// is from the begin to the end of each run, and waiting its part in messages: mostly until a
+// neighbour gets there.
+func (p *Pipeline[T]) Time(s *spmd.Stream) (whole, waiting time.Duration, err error) {
 	if p.note == nil {
-		return StageTime{}, nil
+		return 0, 0, nil
 	}
 	var x [nPoints]int64
-	err := errors.Join(s.Synchronize(), p.times.CopyTo(x[:]))
-	return StageTime{Whole: time.Duration(x[runEnds]), Waiting: time.Duration(x[waitEnds])}, err
+	err = errors.Join(s.Synchronize(), p.times.CopyTo(x[:]))
+	return time.Duration(x[runEnds]), time.Duration(x[waitEnds]), err
 }
 
 // ForgetTime enqueues on s that Time begins with later runs.

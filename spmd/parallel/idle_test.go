@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/schedule"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/own"
 	"lockstep/spmd/spmdtest"
@@ -35,29 +36,36 @@ var (
 	})
 )
 
-func longest(stages []StageTime) (most time.Duration) {
-	for _, s := range stages {
+func longest(all []schedule.Time) (most time.Duration) {
+	for _, s := range all {
 		most = max(most, s.Whole)
 	}
 	return most
 }
 
+// measured is Pipeline.Time, which must succeed.
+func measured[T spmd.Elem](t *testing.T, p *Pipeline[T], s *spmd.Stream) schedule.Time {
+	t.Helper()
+	whole, waiting, err := p.Time(s)
+	spmdtest.Must(t, err)
+	return schedule.Time{Whole: whole, Waiting: waiting}
+}
+
 // gathered returns what each rank has.
-func gathered(t *testing.T, w *spmd.World, x StageTime) []StageTime {
+func gathered(t *testing.T, w *spmd.World, x schedule.Time) []schedule.Time {
 	t.Helper()
 	own, all := spmdtest.Alloc[int64](t, w, 2), spmdtest.Alloc[int64](t, w, 2*w.Size())
 	spmdtest.Must(t, own.CopyFrom([]int64{int64(x.Whole), int64(x.Waiting)}))
 	spmdtest.Must(t, spmd.AllGather(w.Comm(), all, own))
-	var times []StageTime
+	var times []schedule.Time
 	for i := range w.Size() {
-		times = append(times, StageTime{time.Duration(all.At(2 * i)), time.Duration(all.At(2*i + 1))})
+		times = append(times, schedule.Time{Whole: time.Duration(all.At(2 * i)), Waiting: time.Duration(all.At(2*i + 1))})
 	}
 	return times
 }
 
 // The measured waiting of stages with known times follows from the order of the passes: a stage
-// works m·t of the whole, t its time of both. The whole is what NewSchedule calculates, and that of
-// the closed forms.
+// works m·t of the whole, t its time of both. The whole is what package stages calculates.
 func TestIdle(t *testing.T) {
 	spmdtest.HostOnly(t, "the clock is the test's own")
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
@@ -97,40 +105,33 @@ func TestIdle(t *testing.T) {
 					},
 				}
 				spmdtest.Must(t, p.Run(s, stage))
-				x, err := p.Time(s)
-				spmdtest.Must(t, err)
+				x := measured(t, p, s)
 				all := gathered(t, w, x)
-				var passes []PassTime
+				var passes []schedule.PassTime
 				for r := range w.Size() {
 					f, b := times(r)
-					passes = append(passes, PassTime{float64(f), float64(b)})
+					passes = append(passes, schedule.PassTime{Forward: float64(f), Backward: float64(b)})
 				}
-				calculated := NewSchedule(passes, micro)
-				whole := closedLength(w.Size(), micro, slow, PassTime{100, 200}, PassTime{350, 700})
-				if got := longest(all); float64(got) != whole || calculated.Length != whole {
-					t.Errorf("%d micro-batches, stage %d slow: %d ns, calculated %v, want %v", micro, slow,
-						got, calculated.Length, whole)
+				calculated := schedule.New(passes, micro)
+				whole := calculated.Length
+				if got := longest(all); float64(got) != whole {
+					t.Errorf("%d micro-batches, stage %d slow: %d ns, calculated %v", micro, slow, got, whole)
 				}
 				if got := float64(x.Whole); got != calculated.Ends[w.Rank()] {
 					t.Errorf("%d micro-batches, stage %d slow: stage %d ends after %v ns, calculated %v",
 						micro, slow, w.Rank(), got, calculated.Ends[w.Rank()])
 				}
-				for r, got := range Idle(all) {
+				for r, got := range schedule.Idle(all) {
 					f, b := times(r)
 					if want := 1 - float64(int64(micro)*(f+b))/whole; math.Abs(got-want) > 1e-12 ||
 						math.Abs(calculated.Idle[r]-want) > 1e-12 {
 						t.Errorf("%d micro-batches, stage %d slow: stage %d waits %v of the time, "+
 							"calculated %v, want %v", micro, slow, r, got, calculated.Idle[r], want)
 					}
-					if want := p.Bubble(); slow < 0 && math.Abs(got-want) > 1e-12 {
-						t.Errorf("%d micro-batches: stage %d waits %v of the time, Bubble says %v", micro, r, got, want)
-					}
 				}
 				// Only runs after ForgetTime count.
 				spmdtest.Must(t, p.ForgetTime(s))
-				x, err = p.Time(s)
-				spmdtest.Must(t, err)
-				if x != (StageTime{}) {
+				if x := measured(t, p, s); x != (schedule.Time{}) {
 					t.Errorf("forgotten, and is %v", x)
 				}
 				spmdtest.Must(t, p.Close())
@@ -174,14 +175,8 @@ func TestIdleMeasured(t *testing.T) {
 				return work()
 			},
 		}
-		run := func() StageTime {
-			t.Helper()
-			x, err := p.Time(s)
-			spmdtest.Must(t, err)
-			return x
-		}
 		spmdtest.Must(t, p.Run(s, stage))
-		if x := run(); !measures && x != (StageTime{}) {
+		if x := measured(t, p, s); !measures && x != (schedule.Time{}) {
 			t.Errorf("nothing asks for a summary, and there is %v", x)
 		}
 		if !measures {
@@ -189,14 +184,14 @@ func TestIdleMeasured(t *testing.T) {
 		}
 		check := func(what string) {
 			t.Helper()
-			x := run()
+			x := measured(t, p, s)
 			if busy := x.Whole - x.Waiting; busy < 2*micro*own*99/100 || x.Waiting < 0 ||
 				w.Size() == 1 && x.Waiting != 0 {
 				t.Errorf("%s: %v, of which it waits %v, and works %v", what, x.Whole, x.Waiting, 2*micro*own)
 			}
 			// For two stages it is 0.7 by the closed form. On a busy host one stage may get less
 			// time than another.
-			idle := Idle(gathered(t, w, x))
+			idle := schedule.Idle(gathered(t, w, x))
 			if !w.OnHost() && w.Size() > 1 && !(idle[0] > 0.3 && idle[0] > idle[last]) {
 				t.Errorf("%s: the stages wait %v of the time, and the last one works four times as long", what, idle)
 			}

@@ -37,9 +37,6 @@ func NewPartition(rank, ranks, align int, lens ...int) Partition {
 	return p
 }
 
-// Buckets returns the number of buckets.
-func (p Partition) Buckets() int { return len(p.ends) }
-
 // Len returns the number of elements of an arena.
 func (p Partition) Len() int { return p.begin(len(p.ends)) }
 

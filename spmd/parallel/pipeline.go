@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"lockstep/internal/ccall"
+	"lockstep/internal/schedule"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/own"
 	"lockstep/spmd/library"
@@ -32,7 +33,7 @@ type Pipeline[T spmd.Elem] struct {
 //
 // in is the output of the stage before, and out the output of this stage; din and dout are their
 // gradients. In the first stage in and din are empty: it reads the data. In the last one out and
-// dout are: it computes the loss. slot is below InFlight. A stage's memory for slot in Forward, and
+// dout are: it computes the loss. slot counts the micro-batches in flight. A stage's memory for slot in Forward, and
 // in, are left alone until Backward of the same micro-batch is done.
 type Stage[T spmd.Elem] struct {
 	Forward  func(micro, slot int, in, out spmd.Buffer[T]) error
@@ -52,7 +53,7 @@ func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
 		return nil, fmt.Errorf("%s: parallel.NewPipeline: %d micro-batches of %d elements", ccall.At(), micro, n)
 	}
 	p := &Pipeline[T]{c: c, micro: micro}
-	p.in = make([]spmd.Buffer[T], p.InFlight())
+	p.in = make([]spmd.Buffer[T], schedule.InFlight(c.Size(), c.Rank(), micro))
 	var bufs []*spmd.Buffer[T]
 	if !p.first() {
 		for i := range p.in {
@@ -88,16 +89,6 @@ func (p *Pipeline[T]) Close() error {
 func (p *Pipeline[T]) first() bool { return p.c.Rank() == 0 }
 func (p *Pipeline[T]) last() bool  { return p.c.Rank() == p.c.Size()-1 }
 
-// InFlight returns the most micro-batches that this stage has begun and not ended.
-func (p *Pipeline[T]) InFlight() int { return inFlight(p.c.Size(), p.c.Rank(), p.micro) }
-
-// Bubble returns the part of a run's time in which a stage waits, if all stages take equally long
-// and messages no time. NewSchedule has it for unequal stages.
-func (p *Pipeline[T]) Bubble() float64 {
-	idle := float64(p.c.Size() - 1)
-	return idle / (float64(p.micro) + idle)
-}
-
 // Run enqueues on s both passes of all micro-batches, and the messages between the stages. The
 // micro-batches go forward in their order, and backward in the same order. A run may be captured in
 // a graph.
@@ -107,7 +98,7 @@ func (p *Pipeline[T]) Bubble() float64 {
 func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
 	r := run[T]{Pipeline: p, stage: stage, s: s, on: p.c.On(s), measured: p.note != nil}
 	r.at(runBegins)
-	ahead := p.InFlight() - 1 // micro-batches that fill the stages after this one
+	ahead := len(p.in) - 1 // micro-batches that fill the stages after this one
 	for i := range ahead {
 		r.message(r.nothing(), r.fromBefore(i))
 		r.forward(i)
@@ -129,21 +120,6 @@ func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
 	}
 	r.at(runEnds)
 	return r.err
-}
-
-// Task is a stage's work at a time: one of the passes of a micro-batch.
-type Task struct {
-	Micro    int
-	Backward bool
-}
-
-// Order returns the tasks of this stage in the order in which Run enqueues them.
-func (p *Pipeline[T]) Order() []Task {
-	tasks := make([]Task, 2*p.micro)
-	for k := range tasks {
-		tasks[k] = task(k, p.InFlight()-1, p.micro)
-	}
-	return tasks
 }
 
 // Forward enqueues on s the forward pass of micro micro-batches, and the messages between the

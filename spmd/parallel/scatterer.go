@@ -195,9 +195,6 @@ func (r *Scatterer) ClipNorm(maxNorm float64, norm spmd.Buffer[float32], s *spmd
 	return r.norm.Clip(maxNorm, norm, s)
 }
 
-// Stream returns the stream on which the gradients are reduced, for measuring.
-func (r *Scatterer) Stream() *spmd.Stream { return r.s }
-
 // Close waits for the reductions in flight and ends the scatterer. No ClipNorm may be on its way.
 func (r *Scatterer) Close() error {
 	return errors.Join(r.s.Close(), r.norm.Close(), closeEvents(r.free))

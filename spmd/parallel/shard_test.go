@@ -25,7 +25,7 @@ func TestPartition(t *testing.T) {
 				}
 				for rank := range ranks {
 					q := parallel.NewPartition(rank, ranks, align, lens...)
-					if q.Len() != p.Len() || q.ShardLen()*ranks != q.Len() || q.Buckets() != len(lens) {
+					if q.Len() != p.Len() || q.ShardLen()*ranks != q.Len() {
 						t.Fatalf("%v over %d ranks: %d elements, %d on rank %d", lens, ranks, q.Len(),
 							q.ShardLen(), rank)
 					}
@@ -428,4 +428,56 @@ func TestShardNoAllocation(t *testing.T) {
 		spmdtest.Must(t, g.Close())
 		spmdtest.Must(t, r.Close())
 	})
+}
+
+// The norm is that of all ranks together, though some have no elements, and clipped once.
+func TestNorm(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1, 2, 3, 4}, testNorm)
+	spmdtest.Run(t, []int{3}, testNorm)
+}
+
+func testNorm(t *testing.T, w *spmd.World) {
+	const n = 70_000
+	a := spmdtest.Alloc[float32](t, w, n)
+	b, norm := spmdtest.Alloc[float32](t, w, 3), spmdtest.Alloc[float32](t, w, 1)
+	s := spmdtest.Stream(t, w, "norm")
+	for _, limit := range []float64{0, 1, 1e9} {
+		squares := 0.0
+		for r := range w.Size() {
+			if r == 1 {
+				continue // has none
+			}
+			for i := range n {
+				x := float64(float32(i%7) - float32(r))
+				squares += x * x
+			}
+			squares += 3 * 4
+		}
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(i%7) - float32(w.Rank())
+		}
+		spmdtest.Must(t, a.CopyFrom(x))
+		spmdtest.Must(t, b.SetAll(-2))
+		parts := []spmd.Buffer[float32]{a, b}
+		if w.Rank() == 1 {
+			parts = nil
+		}
+		whole, err := parallel.NewNorm(w.Comm(), parts...)
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, whole.Clip(limit, norm, s))
+		spmdtest.Must(t, s.Synchronize())
+		want := math.Sqrt(squares)
+		if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
+			t.Errorf("norm %v, want %v", got, want)
+		}
+		scaled := float32(-2)
+		if limit > 0 && want > limit && w.Rank() != 1 {
+			scaled *= float32(limit / want)
+		}
+		if got := b.At(1); math.Abs(float64(got-scaled)) > 1e-6 {
+			t.Errorf("limit %v: an element of -2 is %v, want %v", limit, got, scaled)
+		}
+		spmdtest.Must(t, whole.Close())
+	}
 }

@@ -148,7 +148,7 @@ func (g *goFile) numberAs(b *types.Basic, a, n string, at int) (arg, value strin
 	case types.Int:
 		return "spmd.I64(" + n + ")", fmt.Sprintf("%s.I64(%d)", a, at)
 	case types.Uint:
-		return "spmd.U64(uint64(" + n + "))", fmt.Sprintf("uint(%s.U64(%d))", a, at)
+		return "spmd.Scalar(uint64(" + n + "))", fmt.Sprintf("uint(%s.U64(%d))", a, at)
 	case types.Bool:
 		return "spmd.Bool(" + n + ")", fmt.Sprintf("%s.Bool(%d)", a, at)
 	}

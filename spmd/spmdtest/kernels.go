@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -111,35 +110,6 @@ func describeKernels() {
 func describe(s kernels.Source) (map[string][]kernels.Param, error) {
 	return kernels.Describe(compiled.Dir, kernels.EmulatedSource{Text: s.Text, Flags: s.AllFlags(), Names: s.Names,
 		Headers: kernels.Headers})
-}
-
-// KernelCache sets LOCKSTEP_CACHE to a folder of this test alone, for programs with the test double
-// of the driver. It puts the kernels of the test binary's package variables into it, for sm_90 as
-// the double's GPU is, or for FAKECUDA_MAJOR.
-func KernelCache(t *testing.T, dir string) {
-	t.Helper()
-	capability := 90
-	if major, err := strconv.Atoi(os.Getenv("FAKECUDA_MAJOR")); err == nil {
-		capability = 10 * major
-	}
-	for _, s := range kernels.All() {
-		if !s.ArchSpecific || capability == 90 { // which is one architecture's
-			CompileInto(t, dir, s.Names[0], s.Text, s.Options(capability))
-		}
-	}
-	t.Setenv("LOCKSTEP_CACHE", dir)
-}
-
-// CompileInto puts a program into a cache folder. It is compiled as CompileKernels does.
-func CompileInto(t *testing.T, dir, name, source string, o nvrtc.Options) {
-	t.Helper()
-	image, _, err := compiled.Compile(name, source, o)
-	if err == nil {
-		err = nvrtc.Cache{Dir: dir}.Keep(name, source, o, image)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // compiled is the cache of kernels that programs use, unless a test says other.

@@ -53,7 +53,7 @@ func count(t *testing.T, w *spmd.World, before *counted) *counted {
 	Must(t, spmd.Barrier(w.Comm()))
 	c := &counted{opened: own.Opened(w)}
 	if w.Rank() == 0 {
-		late := time.Now().Add(Timeout())
+		late := time.Now().Add(timeout())
 		for before != nil && runtime.NumGoroutine() > before.goroutines && time.Now().Before(late) {
 			time.Sleep(time.Millisecond)
 		}

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +21,7 @@ import (
 // programEnv makes the test binary the program under test.
 const programEnv = "SPMDTEST_PROGRAM"
 
-// runsEnv is telemetry.RunsEnv. Tests of a program do not leave folders of runs beside its sources.
+// runsEnv is "LOCKSTEP_RUNS". Tests of a program do not leave folders of runs beside its sources.
 const runsEnv = "LOCKSTEP_RUNS"
 
 // Main is the TestMain of a package whose tests share jobs, see Run, or start the program itself
@@ -83,7 +82,7 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 	type setting struct{ flag, value string }
 	settings := []setting{{"--device", Device()}}
 	if ranks > 1 {
-		settings = append(settings, setting{"--timeout", Timeout().String()})
+		settings = append(settings, setting{"--timeout", timeout().String()})
 	}
 	for _, usual := range settings {
 		if !slices.ContainsFunc(args, func(a string) bool {
@@ -124,7 +123,7 @@ func lengthen(args []string, stderr string) bool {
 		return false
 	}
 	limit, err := time.ParseDuration(args[i])
-	if err != nil || limit >= Timeout() || !strings.Contains(stderr, "the start has not ended in "+limit.String()) {
+	if err != nil || limit >= timeout() || !strings.Contains(stderr, "the start has not ended in "+limit.String()) {
 		return false
 	}
 	args[i] = (2 * limit).String()
@@ -133,7 +132,7 @@ func lengthen(args []string, stderr string) bool {
 
 func program(t *testing.T, ranks int, env []string, args []string) (e Ended, own string) {
 	t.Helper()
-	started := Turn()
+	started := mpirun.Turn()
 	defer started()
 	ctx := mpirun.Patience(t)
 	cmd := Command(ctx, t, ranks, env, args...)
@@ -164,18 +163,6 @@ func said(errs string, ranks int) string {
 		return errs
 	}
 	return own.String()
-}
-
-// turns limits how many programs are in their start.
-var turns = make(chan struct{}, 4)
-
-// Turn waits until few programs that this process has started are still in their start. The caller
-// calls started when its program has come through the start, or has ended; later calls do nothing.
-// So tests of programs that mostly wait may run beside many others: a program whose --timeout is
-// short has the cores that its start needs.
-func Turn() (started func()) {
-	turns <- struct{}{}
-	return sync.OnceFunc(func() { <-turns })
 }
 
 // firstWrite calls started at the first write, such as the line with which a job starts.

@@ -76,9 +76,9 @@ func HostOnly(t *testing.T, why string) {
 	}
 }
 
-// Timeout returns how long a collective may take in tests: five minutes, or SPMDTEST_TIMEOUT, such
+// timeout returns how long a collective may take in tests: five minutes, or SPMDTEST_TIMEOUT, such
 // as 1h.
-func Timeout() time.Duration {
+func timeout() time.Duration {
 	text := os.Getenv("SPMDTEST_TIMEOUT")
 	if text == "" {
 		return 5 * time.Minute
@@ -92,7 +92,7 @@ func Timeout() time.Duration {
 
 // Config returns the configuration of a world for tests.
 func Config() spmd.Config {
-	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"),
+	return spmd.Config{Timeout: timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"),
 		Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42,
 		Check:   os.Getenv("SPMDTEST_CHECK"),
 		Summary: os.Getenv("SPMDTEST_SUMMARY"), Trace: os.Getenv("SPMDTEST_TRACE")}

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -176,7 +177,7 @@ func TestTurn(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			started := spmdtest.Turn()
+			started := mpirun.Turn()
 			for n := now.Add(1); n > most.Load(); {
 				most.Store(n)
 			}

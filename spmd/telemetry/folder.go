@@ -22,13 +22,13 @@ import (
 	"lockstep/spmd/library"
 )
 
-// NoFolder as FolderConfig.Dir, and as the value of --run-dir, means no folder.
-const NoFolder = "off"
+// noFolder as the value of --run-dir means no folder.
+const noFolder = "off"
 
-// RunsEnv is an environment variable. It names the folder for runs without a name; the default is
+// runsEnv is an environment variable. It names the folder for runs without a name; the default is
 // "runs" in the working folder. If it is "off", a run has a folder only if --run-dir names one.
 // spmdtest sets it so for the programs that it starts.
-const RunsEnv = "LOCKSTEP_RUNS"
+const runsEnv = "LOCKSTEP_RUNS"
 
 // FolderFlag adds --run-dir to the flags of a program. It returns the value, for FolderConfig.Dir.
 func FolderFlag(fs *pflag.FlagSet) *string {
@@ -41,7 +41,7 @@ func FolderFlag(fs *pflag.FlagSet) *string {
 
 // FolderConfig says which folder to open. The zero value is a new folder.
 type FolderConfig struct {
-	// Dir is the folder. NoFolder is none; "" is Default. If that is "" too, it is a new folder
+	// Dir is the folder. "off" is none; "" is Default. If that is "" too, it is a new folder
 	// such as runs/2026-11-23-heat-142824: the date, the program and the time of the start.
 	Dir string
 	// Default is the folder if Dir is "".
@@ -118,7 +118,7 @@ func OpenFolder(w *spmd.World, c FolderConfig) (*Folder, error) {
 // It changes nothing. Not collective.
 func CheckFolder(c FolderConfig) error {
 	dir := cmp.Or(c.Dir, c.Default)
-	if dir == "" || c.Dir == NoFolder || c.Dir == "" && os.Getenv(RunsEnv) == NoFolder {
+	if dir == "" || c.Dir == noFolder || c.Dir == "" && os.Getenv(runsEnv) == noFolder {
 		return nil
 	}
 	state, err := relative(dir, c.State)
@@ -154,12 +154,12 @@ type refused struct{ error }
 
 // open makes the folder and the files in it, on rank 0. It returns "" if there is to be none.
 func (f *Folder) open(c FolderConfig, hosts []string) (dir string, err error) {
-	parent := cmp.Or(os.Getenv(RunsEnv), "runs")
+	parent := cmp.Or(os.Getenv(runsEnv), "runs")
 	now := time.Now()
 	s := f.start(now, hosts)
 	dir = cmp.Or(c.Dir, c.Default)
 	switch {
-	case c.Dir == NoFolder, c.Dir == "" && parent == NoFolder:
+	case c.Dir == noFolder, c.Dir == "" && parent == noFolder:
 		return "", nil
 	case dir == "":
 		if dir, err = newFolder(parent, s.Program, now); err != nil {

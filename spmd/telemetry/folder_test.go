@@ -69,7 +69,7 @@ func emit(t *testing.T, w *spmd.World, c FolderConfig, first, last int) string {
 // A run without a name gets a folder of its own, known to all ranks, and no other run gets it.
 func TestNew(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(RunsEnv, "")
+	t.Setenv(runsEnv, "")
 	begun := time.Now().Add(-time.Second)
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		a := emit(t, w, FolderConfig{}, 1, 3)
@@ -102,7 +102,7 @@ func TestNew(t *testing.T) {
 // process. No other run gets it.
 func TestGoesOn(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(RunsEnv, NoFolder) // has no say where a folder is named
+	t.Setenv(runsEnv, noFolder) // has no say where a folder is named
 	spmdtest.RunInProcess(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		same := FolderConfig{Dir: "a", State: "a"}
 		emit(t, w, same, 1, 4)
@@ -147,7 +147,7 @@ func TestGoesOn(t *testing.T) {
 // A folder with other contents is left alone.
 func TestRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(RunsEnv, "")
+	t.Setenv(runsEnv, "")
 	spmdtest.Must(t, os.MkdirAll("full", 0o777))
 	spmdtest.Must(t, os.WriteFile("full/mine", []byte("x"), 0o666))
 	spmdtest.Must(t, os.Mkdir("empty", 0o777))
@@ -164,7 +164,7 @@ func TestRefuses(t *testing.T) {
 		if err := CheckFolder(FolderConfig{Dir: "full", State: "full"}); err != nil { // the run goes on from it
 			t.Error(err)
 		}
-		if f, err := OpenFolder(w, FolderConfig{Dir: NoFolder, Default: "full"}); err != nil || f != nil ||
+		if f, err := OpenFolder(w, FolderConfig{Dir: noFolder, Default: "full"}); err != nil || f != nil ||
 			f.Path("x") != "" || f.Close() != nil {
 			t.Errorf("rank %d: %v, %v", w.Rank(), f, err)
 		}
@@ -185,7 +185,7 @@ func TestRefuses(t *testing.T) {
 // state to go on from. Without state it protects the files beside it.
 func TestTornStarts(t *testing.T) {
 	t.Chdir(t.TempDir())
-	t.Setenv(RunsEnv, "runs")
+	t.Setenv(runsEnv, "runs")
 	for name, text := range map[string]string{
 		"empty": "", "half": `{"program":"tra`, "zeros": strings.Repeat("\x00", 5000),
 		"huge": strings.Repeat("x", 5<<20) + "\n", "other": "[1]\n\n",
@@ -263,7 +263,7 @@ func TestFails(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, named := range []bool{true, false} {
 			c := FolderConfig{Default: "unnamed"}
-			t.Setenv(RunsEnv, "runs")
+			t.Setenv(runsEnv, "runs")
 			if named {
 				c = FolderConfig{Dir: "named"}
 			}

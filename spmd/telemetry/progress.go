@@ -16,9 +16,6 @@ import (
 	"lockstep/spmd/internal/own"
 )
 
-// Bytes as the unit of work shows amounts such as 1.2 GB.
-const Bytes = "bytes"
-
 const (
 	often   = 100 * time.Millisecond // between changes of the live line
 	seldom  = 30 * time.Second       // between lines of the log
@@ -56,7 +53,7 @@ type point struct {
 	done int64
 }
 
-// StartWork begins to tell of work of total units. Only rank 0 tells: on other ranks, and
+// StartWork begins to tell of work of total units; "bytes" are shown as 1.2 GB. Only rank 0 tells: on other ranks, and
 // if the log is quiet, StartWork returns nil. One Work at a time has the live line: the
 // last to change. Not collective.
 func StartWork(w *spmd.World, what string, total int64, unit string) *Work {
@@ -202,9 +199,9 @@ func (p *Work) line(now time.Time, columns int) string {
 
 func (p *Work) amounts() string {
 	switch {
-	case p.unit == Bytes && p.total > 0:
+	case p.unit == "bytes" && p.total > 0:
 		return spmd.Amount(p.done, "B") + " of " + spmd.Amount(p.total, "B")
-	case p.unit == Bytes:
+	case p.unit == "bytes":
 		return spmd.Amount(p.done, "B")
 	case p.total > 0:
 		return fmt.Sprintf("%d/%d %s", p.done, p.total, p.unit)
@@ -214,7 +211,7 @@ func (p *Work) amounts() string {
 
 func (p *Work) rate(r float64) string {
 	switch {
-	case p.unit == Bytes:
+	case p.unit == "bytes":
 		return spmd.Amount(r, "B/s")
 	case r >= 10:
 		return fmt.Sprintf("%.0f %s/s", r, p.unit)

@@ -153,7 +153,7 @@ func TestSlowestOfJob(t *testing.T) {
 func TestLines(t *testing.T) {
 	for _, quiet := range []bool{false, true} {
 		var o told
-		p := o.start(0, "tokenising", 5e9, Bytes)
+		p := o.start(0, "tokenising", 5e9, "bytes")
 		if quiet {
 			p.Quiet()
 		}
@@ -184,7 +184,7 @@ func TestSetBeside(t *testing.T) {
 		var o told
 		other := o.start(columns, "training", 1500, "steps").Quiet()
 		other.Add(1)
-		p := o.start(columns, "saving", 5e9, Bytes).SetBeside(true)
+		p := o.start(columns, "saving", 5e9, "bytes").SetBeside(true)
 		for range 20 {
 			o.clock = o.clock.Add(2 * time.Second)
 			p.Add(1e8)

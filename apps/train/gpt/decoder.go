@@ -5,9 +5,9 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
+	"lockstep/internal/schedule"
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
-	"lockstep/spmd/parallel"
 )
 
 // Passes are the passes of a Model, for any type of activations.
@@ -27,7 +27,7 @@ type Passes interface {
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
 	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error),
 		around func(func() error) error) error
-	StageTime(s *spmd.Stream) (parallel.StageTime, error)
+	StageTime(s *spmd.Stream) (schedule.Time, error)
 	ForgetTime(s *spmd.Stream) error
 }
 
@@ -84,7 +84,7 @@ const (
 )
 
 // Attention returns the way that attention is computed, and the reason.
-func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
+func (m *Model[A]) Attention() (path, why string) { return m.att.Path() }
 
 // ForwardBackward enqueues on s a micro-batch: its loss and the gradients of all parameters. The
 // batch's buffers may be reused once s has passed this point.

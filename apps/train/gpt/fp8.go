@@ -1,9 +1,9 @@
 package gpt
 
 import (
+	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
 	"lockstep/spmd"
-	"lockstep/spmd/parallel"
 )
 
 // ownCast returns the cast of this rank's rows of a linear's input. Ranks that divide the linear
@@ -28,7 +28,7 @@ func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
 // gatherCopies is gatherPiece for copies, which become the operand of the next product.
 func (e *enqueue[A]) gatherCopies(i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
-		e.Err = parallel.GatherRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand),
+		e.Err = layout.GatherRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand),
 			spmd.View[uint8](e.m.FP8.Own))
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/parallel"
 )
 
 // Logits enqueues on s the forward pass of one sequence. It returns the buffer for the (Vocab)
@@ -48,8 +47,8 @@ type enqueue[A ops.Act] struct {
 	batch  Batch
 	mode   ops.Mode
 	m      *Model[A]
-	rows   parallel.Rows // of the micro-batch
-	before int           // tokens of the one sequence whose keys and values the layers have
+	rows   layout.Rows // of the micro-batch
+	before int         // tokens of the one sequence whose keys and values the layers have
 }
 
 // on returns a pass. If gradients are reduced in every micro-step the reduced ones are added up.

@@ -5,7 +5,6 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/parallel"
 )
 
 // Ranks that divide layers (--tp) also share the rows of the LayerNorms and of the residual stream,
@@ -43,12 +42,12 @@ func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
 
 // rowsOf returns how this rank sees n rows. The largest micro-batch sets the number of pieces, so
 // that a smaller one never needs more memory.
-func (m *Model[A]) rowsOf(n int) parallel.Rows {
+func (m *Model[A]) rowsOf(n int) layout.Rows {
 	x, pieces := m.Cfg.Tensor, 1
 	if x.Parts() > 1 {
 		pieces = max(2, min(m.rows/pieceRows, mostPieces))
 	}
-	return parallel.NewRows(n, pieces, x.Rank, x.Parts())
+	return layout.NewRows(n, pieces, x.Rank, x.Parts())
 }
 
 // Products of pieceRows rows are nearly as fast as larger ones. With mostPieces pieces the one that
@@ -78,7 +77,7 @@ func (e *enqueue[A]) arrived() {
 // gatherPiece enqueues whole = all ranks' rows of a piece of x(n,C), if there is such a piece.
 func (e *enqueue[A]) gatherPiece(x spmd.Buffer[A], i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
-		e.Err = parallel.GatherRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, e.m.tensor.whole, x)
+		e.Err = layout.GatherRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, e.m.tensor.whole, x)
 	}
 }
 
@@ -90,7 +89,7 @@ func (e *enqueue[A]) scatterPiece(y spmd.Buffer[A], i int) {
 	}
 	e.begin()
 	if e.Err == nil {
-		e.Err = parallel.ScatterRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, y, e.m.partial)
+		e.Err = layout.ScatterRows(e.m.tensor.with, e.rows, i, e.m.Cfg.Channels, y, e.m.partial)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/ops"
+	"lockstep/internal/schedule"
 	"lockstep/spmd"
 	"lockstep/spmd/parallel"
 )
@@ -46,8 +47,11 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 }
 
 // StageTime is Time of the pipeline, ForgetTime its ForgetTime.
-func (m *Model[A]) StageTime(s *spmd.Stream) (parallel.StageTime, error) { return m.pipe.Time(s) }
-func (m *Model[A]) ForgetTime(s *spmd.Stream) error                      { return m.pipe.ForgetTime(s) }
+func (m *Model[A]) StageTime(s *spmd.Stream) (x schedule.Time, err error) {
+	x.Whole, x.Waiting, err = m.pipe.Time(s)
+	return x, err
+}
+func (m *Model[A]) ForgetTime(s *spmd.Stream) error { return m.pipe.ForgetTime(s) }
 
 // NewSharder returns the sharder of the model's state. Every rank of c calls it.
 func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
@@ -61,7 +65,7 @@ func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
 // pipelinePass lists the groups of layers in the order in which a step uses them.
 func (m *Model[A]) pipelinePass(forward []int) []int {
 	var order []int
-	for _, task := range m.pipe.Order() {
+	for _, task := range schedule.Tasks(m.Cfg.Stage.Stages, m.Cfg.Stage.Index, m.Cfg.Stage.Micro) {
 		if task.Backward {
 			order = append(order, m.Cfg.GroupsBack()...)
 		} else {

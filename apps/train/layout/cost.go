@@ -1,8 +1,6 @@
 package layout
 
-import (
-	"lockstep/spmd/parallel"
-)
+import "lockstep/internal/schedule"
 
 // rates are the speeds of one H200. Those that are not of kernels were fitted to whole steps of
 // gpt2 with 64 sequences and with 8. Source: bench/results/train.
@@ -156,11 +154,11 @@ func (m Machine) step(r rates, cfg Config, j Job) Estimate {
 // length returns how long a step of so many micro-batches takes through stages, and the part of it
 // in which they wait for each other.
 func length(stages []times, micro int) (seconds, bubble float64) {
-	passes := make([]parallel.PassTime, len(stages))
+	passes := make([]schedule.PassTime, len(stages))
 	for i, t := range stages {
-		passes[i] = parallel.PassTime{Forward: t.forward, Backward: t.backward}
+		passes[i] = schedule.PassTime{Forward: t.forward, Backward: t.backward}
 	}
-	s := parallel.NewSchedule(passes, micro)
+	s := schedule.New(passes, micro)
 	// A stage that begins later than its first micro-batch comes delays the others. A stage that is
 	// done goes on to its update.
 	late, first := 0.0, 0.0

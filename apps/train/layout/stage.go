@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"lockstep/spmd/parallel"
+	"lockstep/internal/schedule"
 )
 
 // Staging says which layers of a model a rank has, if a pipeline of ranks divides them (--pp). The
@@ -32,7 +32,7 @@ func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	}
 	costs[len(costs)-1] += cfg.HeadTime()
 	all := make([]Staging, stages)
-	for i, end := range parallel.Balance(costs, stages) {
+	for i, end := range schedule.Balance(costs, stages) {
 		all[i] = Staging{Index: i, Stages: stages, End: end, Micro: micro}
 		if i > 0 {
 			all[i].First = all[i-1].End
@@ -49,16 +49,16 @@ func (cfg Config) Idle(seq int) float64 {
 	if x.Stages <= 1 {
 		return 0
 	}
-	var times []parallel.PassTime
+	var times []schedule.PassTime
 	for i, s := range StagesOf(cfg, x.Stages, x.Micro, seq) {
 		time := float64(s.End-s.First) * cfg.LayerTime(seq) / float64(cfg.Tensor.Parts())
 		if i == x.Stages-1 {
 			time += cfg.HeadTime()
 		}
-		times = append(times, parallel.PassTime{Forward: time / 3, Backward: time * 2 / 3})
+		times = append(times, schedule.PassTime{Forward: time / 3, Backward: time * 2 / 3})
 	}
 	idle := 0.0
-	for _, part := range parallel.NewSchedule(times, x.Micro).Idle {
+	for _, part := range schedule.New(times, x.Micro).Idle {
 		idle += part / float64(x.Stages)
 	}
 	return idle
@@ -89,7 +89,7 @@ func (cfg Config) InFlight() int {
 	if cfg.Stage.Stages == 0 {
 		return 1
 	}
-	return min(cfg.Stage.Stages-cfg.Stage.Index, cfg.Stage.Micro)
+	return schedule.InFlight(cfg.Stage.Stages, cfg.Stage.Index, cfg.Stage.Micro)
 }
 
 // Again reports whether activations of layer l of this stage that are not kept are overwritten

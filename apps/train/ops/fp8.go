@@ -8,7 +8,6 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/parallel"
 )
 
 // CheckFP8 refuses a device or a type without products of 8-bit floats. asked is the flag that
@@ -115,7 +114,7 @@ func (e *FP8) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 // If turns is above 0 no rank has all weights: those of layers come a group at a time, and so many
 // groups have memory.
 func (e *FP8) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int,
-	rows parallel.Rows, columns *spmd.Buffer[float32]) {
+	rows layout.Rows, columns *spmd.Buffer[float32]) {
 	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
 	layout.Take(sp, sites, &e.Up, &e.Peak)
 	layout.Take(sp, Apart8*sites, &e.down)

@@ -346,7 +346,7 @@ func (o *Options) Check(ranks int) error {
 		if !o.Given(flag) || o.Checkpoint != "" {
 			continue
 		}
-		if *o.runDir == "" || *o.runDir == telemetry.NoFolder {
+		if *o.runDir == "" || *o.runDir == "off" {
 			return fmt.Errorf("--%s needs --checkpoint, or a --run-dir to save in", flag)
 		}
 		o.Checkpoint = *o.runDir

@@ -11,8 +11,8 @@ import (
 	"lockstep/apps/train/ops"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
+	"lockstep/internal/schedule"
 	"lockstep/spmd"
-	"lockstep/spmd/parallel"
 	"lockstep/spmd/telemetry"
 )
 
@@ -208,11 +208,11 @@ func idleOf(w *spmd.World, t *trainer.Trainer) ([]float64, error) {
 	if slices.Max(all[0]) == 0 {
 		return nil, nil
 	}
-	times := make([]parallel.StageTime, len(all[0]))
+	times := make([]schedule.Time, len(all[0]))
 	for i := range times {
-		times[i] = parallel.StageTime{Whole: time.Duration(all[0][i]), Waiting: time.Duration(all[1][i])}
+		times[i] = schedule.Time{Whole: time.Duration(all[0][i]), Waiting: time.Duration(all[1][i])}
 	}
-	ranks, idle := parallel.Idle(times), []float64(nil)
+	ranks, idle := schedule.Idle(times), []float64(nil)
 	n := len(ranks) / t.State.Cfg.Stage.Stages
 	for stage := range slices.Chunk(ranks, n) {
 		idle = append(idle, mean(stage))

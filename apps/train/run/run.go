@@ -142,7 +142,7 @@ func (o *Options) readTokens(w *spmd.World, inputs []text.Place) (text.Data, err
 	g, d := text.Among(w, w.NodeComm()), text.Options{
 		Inputs: inputs, Tokens: o.Tok, Cache: o.Cache, Threads: w.Threads(), Log: *w.Log(),
 		Progress: func(what string, total int64) *telemetry.Work {
-			return telemetry.StartWork(w, what, total, telemetry.Bytes)
+			return telemetry.StartWork(w, what, total, "bytes")
 		},
 	}
 	if text.IsBin(inputs[0]) {

@@ -24,7 +24,7 @@ func (s *saving) written(bytes, of int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.told == nil {
-		s.told = telemetry.StartWork(s.w, "saving", of, telemetry.Bytes).SetBeside(!s.alone)
+		s.told = telemetry.StartWork(s.w, "saving", of, "bytes").SetBeside(!s.alone)
 	}
 	s.told.Add(max(bytes-s.bytes, 0))
 	s.bytes, s.of = bytes, of

@@ -2,7 +2,7 @@ package trainer
 
 import (
 	"lockstep/apps/train/gpt"
-	"lockstep/spmd/parallel"
+	"lockstep/internal/schedule"
 )
 
 // order is how the micro-batches of a step go through the model. Its methods only enqueue, unless
@@ -21,7 +21,7 @@ type order interface {
 	// enqueues the load of a micro-batch, and returns the scale of its loss.
 	evaluate(micro int, next func(i int) (gpt.Batch, float32, error)) error
 	// stageTime is Time of the pipeline, forgetTime its ForgetTime. They do nothing without one.
-	stageTime() (parallel.StageTime, error)
+	stageTime() (schedule.Time, error)
 	forgetTime() error
 }
 
@@ -35,7 +35,7 @@ func openOrder(t *Trainer, batch int) (order, error) {
 
 // StageTime returns how long this rank's stage of the pipeline took since ForgetTime, and how long
 // it waited. It blocks. Both are 0 without a pipeline.
-func (t *Trainer) StageTime() (parallel.StageTime, error) { return t.order.stageTime() }
+func (t *Trainer) StageTime() (schedule.Time, error) { return t.order.stageTime() }
 
 // ForgetTime enqueues that StageTime begins with later steps.
 func (t *Trainer) ForgetTime() error { return t.order.forgetTime() }
@@ -131,8 +131,8 @@ func (x turns) evaluate(micro int, next func(i int) (gpt.Batch, float32, error))
 	return nil
 }
 
-func (turns) stageTime() (parallel.StageTime, error) { return parallel.StageTime{}, nil }
-func (turns) forgetTime() error                      { return nil }
+func (turns) stageTime() (schedule.Time, error) { return schedule.Time{}, nil }
+func (turns) forgetTime() error                 { return nil }
 
 // passes calls do for each micro-step of a step. It loads the batches apart from the training's.
 func (x turns) passes(step int, do func(k microKind, batch gpt.Batch) error) error {

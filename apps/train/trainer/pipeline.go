@@ -3,8 +3,8 @@ package trainer
 import (
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/ops"
+	"lockstep/internal/schedule"
 	"lockstep/spmd"
-	"lockstep/spmd/parallel"
 )
 
 // pipeline is the order of ranks with different stages of the model (--pp). A step is one schedule
@@ -141,5 +141,5 @@ func (x *pipeline) evaluate(micro int, next func(i int) (gpt.Batch, float32, err
 	})
 }
 
-func (x *pipeline) stageTime() (parallel.StageTime, error) { return x.model.StageTime(x.t.Stream) }
-func (x *pipeline) forgetTime() error                      { return x.model.ForgetTime(x.t.Stream) }
+func (x *pipeline) stageTime() (schedule.Time, error) { return x.model.StageTime(x.t.Stream) }
+func (x *pipeline) forgetTime() error                 { return x.model.ForgetTime(x.t.Stream) }

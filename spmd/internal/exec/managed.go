@@ -15,10 +15,11 @@ type Advice uint8
 // The advice there is.
 const (
 	ReadMostly Advice = iota + 1
-	NotReadMostly
 	PreferDevice
 	PreferHost
-	PreferNone
 	AccessedByDevice
+	// What Unadvise takes back.
+	NotReadMostly
+	PreferNone
 	NotAccessedByDevice
 )

@@ -166,3 +166,29 @@ func All() []Source {
 	}
 	return all
 }
+
+// Fill puts the kernels of the program's package variables into a cache folder, compiled for a
+// capability.
+func Fill(dir string, capability int) error {
+	for _, s := range All() {
+		if s.ArchSpecific && capability != 90 { // which is one architecture's
+			continue
+		}
+		if err := CompileInto(dir, s.Names[0], s.Text, s.Options(capability)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compiled is the cache of kernels that programs use, unless a test says other.
+var compiled = sync.OnceValue(nvrtc.DefaultCache)
+
+// CompileInto puts a program into a cache folder, from the cache that programs use if it has it.
+func CompileInto(dir, name, source string, o nvrtc.Options) error {
+	image, _, err := compiled().Compile(name, source, o)
+	if err != nil {
+		return err
+	}
+	return nvrtc.Cache{Dir: dir}.Keep(name, source, o, image)
+}

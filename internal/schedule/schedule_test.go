@@ -1,4 +1,4 @@
-package parallel
+package schedule
 
 import (
 	"fmt"
@@ -35,7 +35,7 @@ func TestScheduleClosed(t *testing.T) {
 						stages[slow] = own
 					}
 					what := fmt.Sprintf("%d micro-batches, stage %d of %d takes %v", micro, slow, n, own)
-					s, want := NewSchedule(stages, micro), closedLength(n, micro, slow, fast, own)
+					s, want := New(stages, micro), closedLength(n, micro, slow, fast, own)
 					if s.Length != want || s.Length != slices.Max(s.Ends) {
 						t.Fatalf("%s: %v, want %v; the stages end at %v", what, s.Length, want, s.Ends)
 					}
@@ -77,7 +77,7 @@ func TestScheduleOfTwo(t *testing.T) {
 		{PassTime{4, 5}, PassTime{1, 5}, 2, 21, 16},
 		{PassTime{0, 0}, PassTime{0, 0}, 3, 0, 0},
 	} {
-		s := NewSchedule([]PassTime{tc.first, tc.second}, tc.micro)
+		s := New([]PassTime{tc.first, tc.second}, tc.micro)
 		if s.Length != tc.length || s.Ends[0] != tc.length || s.Ends[1] != tc.end {
 			t.Errorf("%+v: %+v", tc, s)
 		}
@@ -99,7 +99,7 @@ func TestScheduleBounds(t *testing.T) {
 			most = PassTime{max(most.Forward, x.Forward), max(most.Backward, x.Backward)}
 			busiest, through = max(busiest, float64(micro)*(x.Forward+x.Backward)), through+x.Forward+x.Backward
 		}
-		s := NewSchedule(stages, micro)
+		s := New(stages, micro)
 		if least := max(busiest, through); s.Length < least || s.Length > closedLength(n, micro, -1, most, most) {
 			t.Errorf("%d micro-batches through %v take %v, at least %v", micro, stages, s.Length, least)
 		}
@@ -124,7 +124,7 @@ func TestScheduleRefuses(t *testing.T) {
 					t.Errorf("%d micro-batches through %v are taken", tc.micro, tc.stages)
 				}
 			}()
-			NewSchedule(tc.stages, tc.micro)
+			New(tc.stages, tc.micro)
 		}()
 	}
 }

@@ -1,8 +1,10 @@
-package parallel
+// Package schedule calculates how a pipeline divides its layers between stages, and when these work.
+package schedule
 
 import (
 	"fmt"
 	"math"
+	"time"
 )
 
 // PassTime is how long a stage of a pipeline takes for the passes of one micro-batch, in any unit.
@@ -15,18 +17,18 @@ type Schedule struct {
 	Idle   []float64 // the part of Length in which each stage has nothing to do
 }
 
-// NewSchedule calculates a run of micro micro-batches in the order of Pipeline. Messages take no
+// New calculates a run of micro micro-batches in the order of parallel.Pipeline. Messages take no
 // time: a pass begins when its stage has done the passes before it, and the pass that makes its
 // input is done. The stages may take unequal times. It panics if there is no stage or no
 // micro-batch, or a time is not a number of at least 0.
-func NewSchedule(stages []PassTime, micro int) Schedule {
+func New(stages []PassTime, micro int) Schedule {
 	n := len(stages)
 	if n < 1 || micro < 1 {
-		panic(fmt.Sprintf("parallel: %d micro-batches for %d stages", micro, n))
+		panic(fmt.Sprintf("schedule: %d micro-batches for %d stages", micro, n))
 	}
 	for r, x := range stages {
 		if !(x.Forward >= 0 && x.Backward >= 0) || math.IsInf(x.Forward+x.Backward, 1) {
-			panic(fmt.Sprintf("parallel: stage %d takes the times %g and %g", r, x.Forward, x.Backward))
+			panic(fmt.Sprintf("schedule: stage %d takes the times %g and %g", r, x.Forward, x.Backward))
 		}
 	}
 	s := Schedule{Ends: make([]float64, n), Idle: make([]float64, n)}
@@ -51,7 +53,7 @@ func NewSchedule(stages []PassTime, micro int) Schedule {
 	for len(backward[0]) < micro {
 		for r, x := range stages {
 			for len(backward[r]) < micro {
-				t := task(len(forward[r])+len(backward[r]), inFlight(n, r, micro)-1, micro)
+				t := task(len(forward[r])+len(backward[r]), InFlight(n, r, micro)-1, micro)
 				at, known := input(r, t)
 				if !known {
 					break
@@ -73,8 +75,17 @@ func NewSchedule(stages []PassTime, micro int) Schedule {
 	return s
 }
 
-// inFlight returns the most micro-batches that stage r of n has begun and not ended.
-func inFlight(n, r, micro int) int { return min(n-r, micro) }
+// InFlight returns the most micro-batches that stage r of n has begun and not ended.
+func InFlight(n, r, micro int) int { return min(n-r, micro) }
+
+// Tasks returns the tasks of stage r of n in the order in which parallel.Pipeline enqueues them.
+func Tasks(n, r, micro int) []Task {
+	tasks := make([]Task, 2*micro)
+	for k := range tasks {
+		tasks[k] = task(k, InFlight(n, r, micro)-1, micro)
+	}
+	return tasks
+}
 
 // task returns a stage's task k of a run, counted from 0. The stage takes ahead micro-batches
 // forward, then one forward and one backward in turn.
@@ -89,4 +100,33 @@ func task(k, ahead, micro int) Task {
 		return Task{ahead + turn/2, false}
 	}
 	return Task{turn / 2, true}
+}
+
+// Task is a stage's work at a time: one of the passes of a micro-batch.
+type Task struct {
+	Micro    int
+	Backward bool
+}
+
+// Time is a stage's measurement of its runs.
+type Time struct {
+	Whole   time.Duration // from the begin to the end of each run, in the stage's stream
+	Waiting time.Duration // its part in messages: mostly until a neighbour gets there
+}
+
+// Idle returns, for each stage of a pipeline, the part of the time in which it has nothing to do:
+// until it has the first input, in messages, and from its end to that of the stage that takes
+// longest. Stages begin a run together if the one before has ended on all. It is 0 for all if
+// nothing was measured.
+func Idle(stages []Time) []float64 {
+	idle, longest := make([]float64, len(stages)), time.Duration(0)
+	for _, s := range stages {
+		longest = max(longest, s.Whole)
+	}
+	for i, s := range stages {
+		if longest > 0 {
+			idle[i] = 1 - float64(s.Whole-s.Waiting)/float64(longest)
+		}
+	}
+	return idle
 }

@@ -1,4 +1,4 @@
-package parallel
+package layout
 
 import (
 	"fmt"
@@ -29,7 +29,7 @@ type Rows struct {
 func NewRows(n, pieces, rank, ranks int) Rows {
 	parts, ok := elem.Product(pieces, ranks)
 	if _, fits := elem.Total(n, parts); n <= 0 || pieces <= 0 || rank < 0 || rank >= ranks || !ok || !fits {
-		panic(fmt.Sprintf("parallel: %d rows in %d pieces for rank %d of %d", n, pieces, rank, ranks))
+		panic(fmt.Sprintf("layout: %d rows in %d pieces for rank %d of %d", n, pieces, rank, ranks))
 	}
 	return Rows{n, pieces, (n + parts - 1) / parts, rank, ranks}
 }
@@ -68,7 +68,7 @@ func (r Rows) own(i, width int) (lo, hi int) { return r.piece(i, r.part, width) 
 func (r Rows) piece(i, rows, width int) (lo, hi int) {
 	n, ok := elem.Product(rows, width)
 	if _, fits := elem.Product(r.pieces, n); i < 0 || i >= r.pieces || !ok || !fits {
-		panic(fmt.Sprintf("parallel: piece %d of %d, of rows of %d elements", i, r.pieces, width))
+		panic(fmt.Sprintf("layout: piece %d of %d, of rows of %d elements", i, r.pieces, width))
 	}
 	return i * n, (i + 1) * n
 }

@@ -1,14 +1,10 @@
-package parallel_test
+package schedule
 
 import (
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
-
-	"lockstep/spmd"
-	"lockstep/spmd/parallel"
-	"lockstep/spmd/spmdtest"
 )
 
 // No other division has a faster slowest stage, or as fast a one and more even sums.
@@ -28,7 +24,7 @@ func TestBalance(t *testing.T) {
 		{[]float64{1e308, 1e308, 1e308}, 2, []int{1, 3}},        // nor that of two
 		{[]float64{1e-200, 1e-200, 1e-200, 1e-200}, 2, []int{2, 4}},
 	} {
-		got := parallel.Balance(tc.costs, tc.stages)
+		got := Balance(tc.costs, tc.stages)
 		if a, b := worth(tc.costs, got), worth(tc.costs, tc.want); slices.Compare(a[:], b[:]) != 0 {
 			t.Errorf("%v in %d stages end at %v, worth %v; %v is worth %v", tc.costs, tc.stages, got, a, tc.want, b)
 		}
@@ -43,7 +39,7 @@ func TestBalance(t *testing.T) {
 			costs[i] = float64(rng.IntN(10))
 		}
 		stages := 1 + rng.IntN(len(costs))
-		got := worth(costs, parallel.Balance(costs, stages))
+		got := worth(costs, Balance(costs, stages))
 		divisions(len(costs), stages, nil, func(ends []int) {
 			if w := worth(costs, ends); slices.Compare(w[:], got[:]) < 0 {
 				t.Errorf("%v in %d stages: worth %v, but %v is worth %v", costs, stages, got, ends, w)
@@ -51,8 +47,8 @@ func TestBalance(t *testing.T) {
 		})
 	}
 	for _, bad := range []func(){
-		func() { parallel.Balance([]float64{1}, 2) }, func() { parallel.Balance(nil, 0) },
-		func() { parallel.Balance([]float64{math.NaN()}, 1) },
+		func() { Balance([]float64{1}, 2) }, func() { Balance(nil, 0) },
+		func() { Balance([]float64{math.NaN()}, 1) },
 	} {
 		func() {
 			defer func() {
@@ -90,57 +86,5 @@ func divisions(n, stages int, before []int, fn func(ends []int)) {
 	}
 	for end := first + 1; end <= n-stages+1; end++ {
 		divisions(n, stages-1, append(slices.Clone(before), end), fn)
-	}
-}
-
-// The norm is that of all ranks together, though some have no elements, and clipped once.
-func TestNorm(t *testing.T) {
-	spmdtest.RunInProcess(t, []int{1, 2, 3, 4}, testNorm)
-	spmdtest.Run(t, []int{3}, testNorm)
-}
-
-func testNorm(t *testing.T, w *spmd.World) {
-	const n = 70_000
-	a := spmdtest.Alloc[float32](t, w, n)
-	b, norm := spmdtest.Alloc[float32](t, w, 3), spmdtest.Alloc[float32](t, w, 1)
-	s := spmdtest.Stream(t, w, "norm")
-	for _, limit := range []float64{0, 1, 1e9} {
-		squares := 0.0
-		for r := range w.Size() {
-			if r == 1 {
-				continue // has none
-			}
-			for i := range n {
-				x := float64(float32(i%7) - float32(r))
-				squares += x * x
-			}
-			squares += 3 * 4
-		}
-		x := make([]float32, n)
-		for i := range x {
-			x[i] = float32(i%7) - float32(w.Rank())
-		}
-		spmdtest.Must(t, a.CopyFrom(x))
-		spmdtest.Must(t, b.SetAll(-2))
-		parts := []spmd.Buffer[float32]{a, b}
-		if w.Rank() == 1 {
-			parts = nil
-		}
-		whole, err := parallel.NewNorm(w.Comm(), parts...)
-		spmdtest.Must(t, err)
-		spmdtest.Must(t, whole.Clip(limit, norm, s))
-		spmdtest.Must(t, s.Synchronize())
-		want := math.Sqrt(squares)
-		if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
-			t.Errorf("norm %v, want %v", got, want)
-		}
-		scaled := float32(-2)
-		if limit > 0 && want > limit && w.Rank() != 1 {
-			scaled *= float32(limit / want)
-		}
-		if got := b.At(1); math.Abs(float64(got-scaled)) > 1e-6 {
-			t.Errorf("limit %v: an element of -2 is %v, want %v", limit, got, scaled)
-		}
-		spmdtest.Must(t, whole.Close())
 	}
 }

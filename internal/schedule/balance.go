@@ -1,4 +1,4 @@
-package parallel
+package schedule
 
 import (
 	"fmt"
@@ -17,11 +17,11 @@ import (
 func Balance(costs []float64, stages int) (ends []int) {
 	n := len(costs)
 	if stages < 1 || n < stages {
-		panic(fmt.Sprintf("parallel: %d layers for %d stages", n, stages))
+		panic(fmt.Sprintf("schedule: %d layers for %d stages", n, stages))
 	}
 	for i, c := range costs {
 		if !(c >= 0) || math.IsInf(c, 1) {
-			panic(fmt.Sprintf("parallel: layer %d takes the time %g", i, c))
+			panic(fmt.Sprintf("schedule: layer %d takes the time %g", i, c))
 		}
 	}
 	_, most := math.Frexp(slices.Max(costs)) // in a unit in which squares of sums are numbers

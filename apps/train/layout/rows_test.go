@@ -1,11 +1,11 @@
-package parallel_test
+package layout_test
 
 import (
 	"errors"
 	"testing"
 
+	"lockstep/apps/train/layout"
 	"lockstep/spmd"
-	"lockstep/spmd/parallel"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -22,7 +22,7 @@ func TestRows(t *testing.T) {
 			for ranks := 1; ranks <= 5; ranks++ {
 				total := 0
 				for rank := range ranks {
-					r := parallel.NewRows(n, pieces, rank, ranks)
+					r := layout.NewRows(n, pieces, rank, ranks)
 					total += r.Own()
 					if r.Own() < 0 || r.Own() > r.Held() || r.All() != ranks*r.Held() || r.All() < n ||
 						r.All() >= n+pieces*ranks {
@@ -59,7 +59,7 @@ func TestGatherScatterRows(t *testing.T) {
 		noError(t, err)
 		for _, n := range []int{1, 2, 7, 24, 31} {
 			for _, pieces := range []int{1, 2, 3} {
-				r := parallel.NewRows(n, pieces, w.Rank(), w.Size())
+				r := layout.NewRows(n, pieces, w.Rank(), w.Size())
 				all, err := spmd.Alloc[float32](w, r.All()*width)
 				noError(t, err)
 				own, err := spmd.Alloc[float32](w, r.Held()*width)
@@ -70,10 +70,10 @@ func TestGatherScatterRows(t *testing.T) {
 				}
 				noError(t, all.CopyFrom(x), own.SetAll(-1))
 				for i := range r.Pieces() {
-					noError(t, parallel.ScatterRows(w.Comm().On(s), r, i, width, own, all))
+					noError(t, layout.ScatterRows(w.Comm().On(s), r, i, width, own, all))
 				}
 				for i := range r.Pieces() {
-					noError(t, parallel.GatherRows(w.Comm().On(s), r, i, width, all, own))
+					noError(t, layout.GatherRows(w.Comm().On(s), r, i, width, all, own))
 				}
 				noError(t, s.Synchronize(), all.CopyTo(x))
 				sum := w.Size() * (w.Size() + 1) / 2
