@@ -108,8 +108,7 @@ func (b Buffer[T]) Bytes() int { return b.Len() * sizeOf[T]() }
 // shows how memory is aligned, and whether buffers overlap.
 func (b Buffer[T]) Address() uintptr { return uintptr(b.addr()) }
 
-// Slice returns elements [i, j) of b; they share its memory. It panics out of
-// range, as b[i:j] would.
+// Slice returns elements [i, j) of b; they share its memory. It panics out of range.
 func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	if i < 0 || j < i || j > b.Len() {
 		panic(fmt.Sprintf("spmd: Slice [%d:%d] of a buffer of %d", i, j, b.Len()))
@@ -192,9 +191,8 @@ func (b Buffer[T]) SetAll(v T) error {
 	return err
 }
 
-// At returns element i. It waits as CopyFrom does; from a GPU's memory it takes microseconds. It
-// panics if i is out of range or the buffer has been freed. It also panics if the GPU has failed,
-// or a stream that it waits for.
+// At returns element i. It waits as CopyFrom does; from a GPU's memory it takes microseconds. When
+// it panics, the package says.
 func (b Buffer[T]) At(i int) T {
 	one := b.Slice(i, i+1)
 	one.mustAccess("At")
@@ -221,9 +219,8 @@ func (b Buffer[T]) Set(i int, v T) {
 
 // Host returns the elements in place, for memory of AllocPinned and managed.Alloc, which the host
 // addresses. It waits as CopyFrom does, but not for work that is enqueued later, while the program
-// has the slice. It panics if the buffer has been freed. It also panics for memory of Alloc and
-// AllocSymmetric, which a GPU has in its own memory. It does so on the host too, so that a program
-// that runs there runs on a GPU.
+// has the slice. It also panics for memory of Alloc and AllocSymmetric, which a GPU has in its own
+// memory: on the host too, so that a program that runs there runs on a GPU.
 func (b Buffer[T]) Host() []T {
 	b.mustAccess("Host")
 	if !open(b.block()) {

@@ -67,6 +67,10 @@
 // a rank leaves a message out on this rank. By hostdata.Any or AllReduceIf the ranks ask each
 // other whether a collective is worth while.
 //
+// Panics: At, Set, Host, Slice and View panic where Go's slices do, out of range. At, Set and Host
+// also panic if the buffer was freed, or the GPU or a stream that they wait for has failed. All
+// other calls return an error.
+//
 // Numbers and settings of the host need no Buffers: package hostdata reduces, broadcasts and
 // gathers them. Its calls block, and wait for no stream.
 //

@@ -135,7 +135,8 @@ func compileCarriers(t *testing.T) {
 		must(t, err)
 		source = append(source, part...)
 	}
-	must(t, kernels.CompileInto(os.Getenv("LOCKSTEP_CACHE"), "device.cu", string(source), nvrtc.Options{Capability: 90}))
+	must(t, kernels.CompileInto(os.Getenv("LOCKSTEP_CACHE"), "device.cu", string(source),
+		nvrtc.Options{Capability: 90}))
 }
 
 // mpiWays: --collectives takes the names that the start line shows. A way that is not to be had is

@@ -144,7 +144,8 @@ func ArgStruct[T any](a Args, i int) T { return exec.StructAt[T](a, i) }
 func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a, i, elem.Of[T]()) }
 
 // Launch enqueues k on s. Call it from the one typed function that stands beside the kernel. It
-// fails for freed buffers and buffers of another world, and allocates nothing.
+// fails for freed buffers and buffers of another world, and allocates nothing. A launch is no
+// value: Stream.Capture makes a Graph of launches, which a program keeps and launches again.
 //
 // On a GPU the arguments must have the number and the sizes of the parameters in the CUDA source.
 // Drivers from CUDA 12.4 on know these. In tests (spmdtest.Main) launches on the host are compared

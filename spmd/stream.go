@@ -75,7 +75,8 @@ func (s *Stream) After(other *Stream) error {
 	case s == other:
 		return nil
 	case s.World() != other.World():
-		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.queue().Name(), s.queue().Name())
+		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.queue().Name(),
+			s.queue().Name())
 	}
 	return calls.After(s.queue(), other.queue())
 }

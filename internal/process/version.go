@@ -8,7 +8,7 @@ import (
 )
 
 // Version is Lockstep's semantic version. CHANGELOG.md lists the changes of each.
-const Version = "0.1.0"
+const Version = "1.0.0-rc1"
 
 // stamped is git describe's name of the checkout, if the build notes it by -ldflags, as
 // make build does.

@@ -44,7 +44,7 @@ func TestStamped(t *testing.T) {
 
 // The number is a semantic version, and the newest of CHANGELOG.md.
 func TestVersion(t *testing.T) {
-	if !regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)$`).MatchString(Version) {
+	if !regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-rc[1-9]\d*)?$`).MatchString(Version) {
 		t.Errorf("%q is no semantic version", Version)
 	}
 	text, err := os.ReadFile("../../CHANGELOG.md")

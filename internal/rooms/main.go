@@ -1,6 +1,6 @@
 // Command rooms draws the picture of docs/architecture.md from the imports of the project's
-// packages, and writes it there. It lowers the ceilings of the rooms' lines to what the rooms have,
-// and prints them.
+// packages, and writes it there. It adds to api/1.0.txt what the packages export that programs
+// import. It lowers the ceilings of the rooms' lines to what the rooms have, and prints them.
 //
 //	go run ./internal/rooms
 //
@@ -47,6 +47,9 @@ func run(dir string) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
+		return err
+	}
+	if err := promise(dir); err != nil {
 		return err
 	}
 	rows, err := lower(dir)

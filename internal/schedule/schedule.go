@@ -1,4 +1,4 @@
-// Package schedule calculates how a pipeline divides its layers between stages, and when these work.
+// Package schedule calculates how a pipeline divides layers between stages, and when these work.
 package schedule
 
 import (

@@ -58,8 +58,8 @@ func (r *run[T]) at(point int) {
 }
 
 // Time returns this stage's measurements since ForgetTime. Jobs with --summary or --trace measure;
-// elsewhere measuring costs nothing, and Time returns 0. It blocks for runs that are enqueued. whole
-// is from the begin to the end of each run, and waiting its part in messages: mostly until a
+// elsewhere measuring costs nothing, and Time returns 0. It blocks for runs that are enqueued.
+// whole is from the begin to the end of each run, and waiting its part in messages: mostly until a
 // neighbour gets there.
 func (p *Pipeline[T]) Time(s *spmd.Stream) (whole, waiting time.Duration, err error) {
 	if p.note == nil {

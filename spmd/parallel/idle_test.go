@@ -59,7 +59,8 @@ func gathered(t *testing.T, w *spmd.World, x schedule.Time) []schedule.Time {
 	spmdtest.Must(t, spmd.AllGather(w.Comm(), all, own))
 	var times []schedule.Time
 	for i := range w.Size() {
-		times = append(times, schedule.Time{Whole: time.Duration(all.At(2 * i)), Waiting: time.Duration(all.At(2*i + 1))})
+		times = append(times, schedule.Time{Whole: time.Duration(all.At(2 * i)),
+			Waiting: time.Duration(all.At(2*i + 1))})
 	}
 	return times
 }

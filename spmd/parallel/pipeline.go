@@ -33,8 +33,9 @@ type Pipeline[T spmd.Elem] struct {
 //
 // in is the output of the stage before, and out the output of this stage; din and dout are their
 // gradients. In the first stage in and din are empty: it reads the data. In the last one out and
-// dout are: it computes the loss. slot counts the micro-batches in flight. A stage's memory for slot in Forward, and
-// in, are left alone until Backward of the same micro-batch is done.
+// dout are: it computes the loss. slot counts the micro-batches in flight. A
+// stage's memory for slot in Forward, and in, are left alone until Backward of the same micro-batch
+// is done.
 type Stage[T spmd.Elem] struct {
 	Forward  func(micro, slot int, in, out spmd.Buffer[T]) error
 	Backward func(micro, slot int, in, dout, din spmd.Buffer[T]) error

@@ -53,9 +53,9 @@ type point struct {
 	done int64
 }
 
-// StartWork begins to tell of work of total units; "bytes" are shown as 1.2 GB. Only rank 0 tells: on other ranks, and
-// if the log is quiet, StartWork returns nil. One Work at a time has the live line: the
-// last to change. Not collective.
+// StartWork begins to tell of work of total units; "bytes" are shown as 1.2 GB. Only rank 0 tells:
+// on other ranks, and if the log is quiet, StartWork returns nil. One Work at a time has the live
+// line: the last to change. Not collective.
 func StartWork(w *spmd.World, what string, total int64, unit string) *Work {
 	if w.Rank() != 0 || w.Log().GetLevel() > zerolog.InfoLevel {
 		return nil
