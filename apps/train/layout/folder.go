@@ -291,7 +291,7 @@ func FolderLen(p Param, cfg Config) int {
 
 // transposed reports whether a folder has the transpose of a parameter.
 func transposed(p Param, cfg Config) bool {
-	return cfg.Parts == 0 && len(p.Shape) == 2 && p.Name != "wte.weight" && p.Name != "wpe.weight"
+	return cfg.Parts == 0 && cfg.Family(p) == Matrices
 }
 
 // FolderError is an error about what a folder holds.

@@ -2,6 +2,7 @@ package layout
 
 import (
 	"fmt"
+
 	"lockstep/internal/cli"
 )
 

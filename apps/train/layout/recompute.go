@@ -1,8 +1,6 @@
 package layout
 
-import (
-	"lockstep/internal/cli"
-)
+import "lockstep/internal/cli"
 
 // Recomputation says which activations the backward pass recomputes instead of keeping them in each
 // layer. The bits are the same.

@@ -2,7 +2,6 @@ package layout
 
 import (
 	"lockstep/internal/cli"
-
 	"lockstep/spmd/parallel"
 )
 
