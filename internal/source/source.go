@@ -284,6 +284,9 @@ func (c *Checked) Fits(text []byte) (at token.Pos, what string) {
 		if what == "" && file.Pos() <= e.Pos && e.Pos < file.End() && !strings.HasPrefix(e.Msg, "could not import") {
 			name, _, _ := strings.Cut(e.Msg, " ")
 			at, what = place(name), e.Msg
+			if name, ok := strings.CutPrefix(e.Msg, "\tother declaration of "); ok {
+				at, what = place(name), "the package has a "+name+" of its own: rename it"
+			}
 		}
 	}
 	return at, what

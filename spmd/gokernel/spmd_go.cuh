@@ -202,19 +202,19 @@ template <typename A, typename B, typename C> struct results3 { A r0; B r1; C r2
 template <typename T> SPMD_FN T add(T a, T b) { return (T)((uint64_t)a + (uint64_t)b); }
 template <typename T> SPMD_FN T sub(T a, T b) { return (T)((uint64_t)a - (uint64_t)b); }
 template <typename T> SPMD_FN T mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
-// A GPU does not say that a divisor is 0. Emulated, it would end the process.
-template <typename T> SPMD_FN void divides(T b) {
+// A GPU does not say that a divisor is 0, or a shift negative. Emulated, the kernel ends.
 #ifdef SPMD_EMULATED
-	if (b == 0) emulated::stop("an integer is divided by 0");
+#define SPMD_UNLESS(wrong, what) if (wrong) emulated::stop(what)
+#else
+#define SPMD_UNLESS(wrong, what)
 #endif
-}
 // The most negative number by -1 is itself, as in Go.
 template <typename T> SPMD_FN T quo(T a, T b) {
-	divides(b);
+	SPMD_UNLESS(b == 0, "an integer is divided by 0");
 	return (T)-1 < (T)0 && b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b);
 }
 template <typename T> SPMD_FN T rem(T a, T b) {
-	divides(b);
+	SPMD_UNLESS(b == 0, "an integer is divided by 0");
 	return (T)-1 < (T)0 && b == (T)-1 ? (T)0 : (T)(a % b);
 }
 template <typename T> SPMD_FN T neg(T a) { return sub<T>(0, a); }
@@ -222,7 +222,10 @@ template <typename T> SPMD_FN T bits_and(T a, T b) { return (T)(a & b); }
 template <typename T> SPMD_FN T bits_or(T a, T b) { return (T)(a | b); }
 template <typename T> SPMD_FN T bits_xor(T a, T b) { return (T)(a ^ b); }
 template <typename T> SPMD_FN T and_not(T a, T b) { return (T)(a & ~b); }
-SPMD_FN uint64_t count(int64_t n) { return (uint64_t)n; }
+SPMD_FN uint64_t count(int64_t n) {
+	SPMD_UNLESS(n < 0, "a shift is by a negative number");
+	return (uint64_t)n;
+}
 template <typename T> SPMD_FN T shl(T a, uint64_t n) { return n < 8 * sizeof(T) ? (T)((uint64_t)a << n) : (T)0; }
 template <typename T> SPMD_FN T shr(T a, uint64_t n) {
 	return n < 8 * sizeof(T) ? (T)(a >> n) : a < (T)0 ? (T)-1 : (T)0;

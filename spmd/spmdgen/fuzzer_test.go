@@ -307,18 +307,18 @@ func (f *fuzzer) statement() string {
 }
 
 // declare adds variables, each a name and a type.
-func (f *fuzzer) declare(list ...string) {
-	for i := 0; i < len(list); i += 2 {
-		f.vars = append(f.vars, variable{list[i], list[i+1], false})
+func (f *fuzzer) declare(list string) {
+	for v := range slices.Chunk(strings.Fields(list), 2) {
+		f.vars = append(f.vars, variable{v[0], v[1], false})
 	}
 }
 
 // kernel returns a random kernel.
 func (f *fuzzer) kernel(name string) string {
 	f.vars, f.budget, f.rows, f.inLoop, f.scope = nil, 4+f.IntN(8), f.IntN(6) == 0, false, 0
-	f.declare("n", "int32", "by", "float32", "s", "int32", "t", "pair", "o", "[4]int32")
+	f.declare("n int32 by float32 s int32 t pair o [4]int32")
 	if f.rows {
-		f.declare("in", "[]int32", "out", "[]int32", "re", "[]float32", "im", "[]float32")
+		f.declare("in []int32 out []int32 re []float32 im []float32")
 		text := "//spmd:kernel rows=" + f.any("32", "64", "128") + "\nfunc " + name +
 			`(i int, p, q []int32, x, y []float32, n int32, by float32) {
 in, out, re, im := p[i*200:(i+1)*200], q[i*200:(i+1)*200], x[i*200:(i+1)*200], y[i*200:(i+1)*200]
@@ -333,7 +333,7 @@ _, _, _, _, _ = sum, o, t, in, im
 		}
 		return text + "out[0] += s + o[1] + t.get(n) + sum\nre[1], im[2] = by, t.b\n}\n"
 	}
-	f.declare("a", "[]int32", "b", "[]int32", "c", "[]int32", "d", "[]float32")
+	f.declare("a []int32 b []int32 c []int32 d []float32")
 	result, end := f.any("", "", "", "", " int32"), ""
 	if result != "" {
 		end = "return n + s\n"
@@ -377,7 +377,7 @@ func (f *fuzzer) elements() string {
 		}
 	}
 	f.scope = len(f.vars)
-	f.declare("k", "int32", "m", "pair")
+	f.declare("k int32 m pair")
 	f.inLoop = true
 	text := "for j, e := range " + x + " {\nk := int32(j) ^ e\nm := pair{a: k}\n{\n" + f.block(3) + "}\n" + set +
 		f.any("", "", "sum += k\n", "sum -= e\n") + "}\n"

@@ -67,7 +67,7 @@ const (
 // longer than all else.
 const loopWord = "loop"
 
-// indices are the names of a kernel's first parameters that make them indices.
+// indices are the names that a kernel's indices have in what is written.
 var indices = []string{"i", "j", "k"}
 
 // operations are the reductions of a kernel's results.
@@ -156,6 +156,9 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	if d.Recv != nil {
 		u.Refuse(d.Pos(), "a kernel cannot be a method")
 	}
+	if d.Name.Name == "_" {
+		u.Refuse(d.Pos(), "a kernel has a name")
+	}
 	f := u.Info.Defs[d.Name].(*types.Func)
 	words, _ := source.Directive(d)
 	op, by := "", ""
@@ -218,15 +221,9 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance ty
 		k.args = []types.Type{instance}
 	}
 	sig := f.Signature()
-	for k.dims < min(len(indices), sig.Params().Len()) {
-		p := sig.Params().At(k.dims)
-		if p.Name() != indices[k.dims] || !types.Identical(p.Type(), types.Typ[types.Int]) {
-			break
-		}
-		k.dims++
-	}
-	if k.dims == 0 {
-		u.Refuse(d.Pos(), "%s: a kernel begins with its indices: i int, or i, j int, or i, j, k int", f.Name())
+	if k.dims = ir.Indices(sig); k.dims == 0 {
+		u.Refuse(d.Pos(), "%s: a kernel begins with its indices: i int, or i, j int, or i, j, k int, or one int of "+
+			"another name and then no int", f.Name())
 	}
 	k.body = u.Translate(d.Pos(), f, k.args)
 	for i := k.dims; i < sig.Params().Len(); i++ {

@@ -351,8 +351,22 @@ func odd(i int, x, w []float32, z []uint8) {
 func zero(i int, x []int32) { x[i] %= x[i] - x[i] }
 
 //spmd:kernel
+func negative(i int, x []int32) { x[i] = 1 << (x[i] - x[i] - 1) }
+
+//spmd:kernel
 func methodOf(i int, x []float32, c []spmd.BF16, k int8, wide [2]int32) {
 	x[i] += float32(k) + c[i].Float32() + float32(wide[0])
+}
+
+//spmd:kernel
+func free(row int, i, lo []float32, k float32) { i[row] += lo[row] * k }
+
+//spmd:kernel rows
+func freeRow(at int, x []float32) {
+	row := x[at*200:(at+1)*200]
+	for i := range row {
+		row[i] *= float32(at)
+	}
 }
 
 //spmd:kernel
@@ -366,8 +380,9 @@ func TestMeanings(t *testing.T) {
 	if n := strings.Count(meanings, "//spmd:kernel"); len(got) != n {
 		t.Errorf("%d kernels of %d ran", len(got), n)
 	}
+	ends := map[string]string{"zero": "is divided by 0", "negative": "is by a negative number"}
 	for name, what := range got {
-		if want := map[string]string{"zero": "is divided by 0"}[name]; what != "same" && want == "" ||
+		if want := ends[name]; what != "same" && want == "" ||
 			!strings.Contains(what, want) {
 			t.Errorf("%s: %s", name, what)
 		}

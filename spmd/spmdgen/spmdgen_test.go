@@ -104,6 +104,8 @@ func TestRefusedKernels(t *testing.T) {
 	}
 	for head, want := range map[string]string{
 		"func k(x []float64) {}":                             "k: a kernel begins with its indices",
+		"func k(row, n int, x []float64) {}":                 "or one int of another name and then no int",
+		"func k(n int32, x []float64) {}":                    "k: a kernel begins with its indices",
 		"func k(i int, x []string) {}":                       "cannot use the type string",
 		"func k(i int, x []int16) {}":                        "the parameter x: buffers have no elements of type int16",
 		"func k(i int, x []int) {}":                          "the parameter x: buffers have no elements of type int",
@@ -281,6 +283,9 @@ func TestNamesOfPackage(t *testing.T) {
 	for more, want := range map[string]string{
 		"func max(a, b int64) int64 { return a }\n": "kernels.go:6: kernels_spmd.go cannot be a part of the package: " +
 			"the package has a max of its own",
+		"var gokernel int\n": "kernels.go:6: kernels_spmd.go cannot be a part of the package: the package has a " +
+			"gokernel of its own",
+		"//spmd:kernel\nfunc _(i int) {}\n":       "kernels.go:7: a kernel has a name",
 		"func launchK() {}\n":                     "kernels.go:6: kernels_spmd.go cannot be a part of the package: ",
 		"var kKernel, hostK, spmdgenSource int\n": "",
 	} {

@@ -16,11 +16,26 @@ type OwnedUse struct {
 	Written bool
 }
 
+// Indices returns how many indices a kernel has: i, j and k, which come first, or one int of
+// another name if no int follows, which could be a second.
+func Indices(kernel *types.Signature) (n int) {
+	isInt := func(i int) bool {
+		p := kernel.Params()
+		return i < p.Len() && types.Identical(p.At(i).Type(), types.Typ[types.Int])
+	}
+	for n < 3 && isInt(n) && kernel.Params().At(n).Name() == "ijk"[n:n+1] {
+		n++
+	}
+	if n == 0 && isInt(0) && !isInt(1) {
+		return 1
+	}
+	return n
+}
+
 // owned finds the parameters of a kernel of one index that are such slices, and its guard.
 func (l *lowering) owned(d *ast.FuncDecl, sig *types.Signature) {
 	f := l.fn
-	if _, ok := source.Directive(d); !ok || d.Recv != nil || len(f.Params) < 2 || f.Params[0].Name != "i" ||
-		f.Params[1].Name == "j" {
+	if _, ok := source.Directive(d); !ok || d.Recv != nil || len(f.Params) < 2 || Indices(sig) != 1 {
 		return
 	}
 	var slices []*Var
