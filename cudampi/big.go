@@ -91,11 +91,11 @@ func (c *Comm) exchange(dst unsafe.Pointer, recv Parts, src unsafe.Pointer, send
 	if own := recv.Len(c.rank); own > 0 {
 		move(elem.At(dst, recv.Offset(c.rank), own, t), elem.At(src, send.Offset(c.rank), own, t), own, t)
 	}
-	recvAt, sendAt := 0, 0
+	recvAt, sendAt, tag := 0, 0, tagTyped+int(t)
 	for r := range c.size {
 		if r != c.rank {
-			c.group.add(c, elem.At(dst, recvAt, recv.Len(r), t), recv.Len(r), t, r, tagInternal, incoming, nil)
-			c.group.add(c, elem.At(src, sendAt, send.Len(r), t), send.Len(r), t, r, tagInternal, outgoing, nil)
+			c.group.add(c, elem.At(dst, recvAt, recv.Len(r), t), recv.Len(r), t, r, tag, incoming, nil)
+			c.group.add(c, elem.At(src, sendAt, send.Len(r), t), send.Len(r), t, r, tag, outgoing, nil)
 		}
 		recvAt += recv.Len(r)
 		sendAt += send.Len(r)

@@ -11,6 +11,7 @@ import (
 const (
 	tagUser     = sysTagUser
 	tagInternal = 16
+	tagTyped    = 32 // and above it the type of the elements
 )
 
 // maxElems keeps the bytes of a call within an int, whatever the type and the number of ranks.

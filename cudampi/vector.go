@@ -129,7 +129,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 
 // AllToAllV sets part r of dst to this rank's part of the src of rank r. The parts lie in rank
 // order, in dst with recvCounts[r] elements, in src with sendCounts[r]. Rank r must send as many as
-// are received, or the call fails with both numbers.
+// are received, or the call fails with both numbers. Ranks that differ in the type wait for ever.
 //
 // Collective; it blocks. There is no in-place form. It is made of messages, since ranks whose
 // totals differ could not agree on how to do a count beyond MPI's. Source: mpi.h, MPI_Irecv,

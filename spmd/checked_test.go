@@ -214,6 +214,9 @@ func checkedGroups(w *spmd.World) error {
 	if err != nil {
 		return err
 	}
+	if err := throughGroup(w, src.Slice(0, 1)); err != nil {
+		return err
+	}
 	for range rounds {
 		if err := errors.Join(c.Group(everything(c)), on.Group(everything(on)), g.Launch(s)); err != nil {
 			return err
@@ -233,4 +236,31 @@ func checkedGroups(w *spmd.World) error {
 		}
 	}
 	return errors.Join(g.Close(), s.Close())
+}
+
+// throughGroup: what a Group of rank 0 receives comes only after its other messages have gone.
+func throughGroup(w *spmd.World, short floats) error {
+	long, err := spmd.Alloc[float32](w, 1<<20)
+	if err != nil {
+		return err
+	}
+	c := w.Comm()
+	send := func(x floats, to int) func() error { return func() error { return spmd.Send(c, x, to) } }
+	recv := func(x floats, from int) func() error { return func() error { return spmd.Recv(c, x, from) } }
+	rest := long.Slice(1, 1<<20)
+	of := [][]func() error{
+		{
+			func() error { return c.Group(func() error { return errors.Join(recv(short, 1)(), send(long, 1)()) }) },
+			func() error { return c.Group(func() error { return errors.Join(recv(short, 2)(), recv(long, 1)()) }) },
+			func() error { return spmd.SendRecv(c, short, 2, rest, 1) },
+		},
+		{recv(long, 0), send(short, 0), send(long, 0), send(short, 2), recv(rest, 0), send(short, 2)},
+		{recv(short, 1), send(short, 0), recv(short, 1), send(short, 0)},
+	}
+	for _, call := range of[w.Rank()] {
+		if err := call(); err != nil {
+			return err
+		}
+	}
+	return long.Free()
 }

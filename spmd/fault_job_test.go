@@ -324,6 +324,9 @@ func (f *mishap) judge(said, pid string, status int) error {
 	if f.or == nil || len(lacks(f.or)) > 0 {
 		errs = append(errs, lacks(f.want)...)
 	}
+	if f.never != "" && strings.Contains(said, f.never) {
+		errs = append(errs, fmt.Errorf("%q is said", f.never))
+	}
 	if n := strings.Count(said, " ERR "); n > 1 {
 		errs = append(errs, fmt.Errorf("%d causes, want one", n))
 	}

@@ -56,6 +56,18 @@ func killedInCompute(_ context.Context, w *spmd.World, victim bool) error {
 	return spmd.Barrier(w.Comm())
 }
 
+func killedAmongListeners(ctx context.Context, w *spmd.World, victim bool) error {
+	early := spmd.Preempted(ctx)
+	if err := spmd.Barrier(w.Comm()); err != nil {
+		return err
+	}
+	if victim {
+		die()
+	}
+	<-early
+	return spmd.Barrier(w.Comm())
+}
+
 // compute ends never.
 func compute() {
 	for x := uint64(1); x != 0; { // odd for ever
@@ -246,6 +258,9 @@ func aloneRows() (rows []mishap) {
 			row.name, row.ranks, row.alone, row.more = row.name+", "+how, 1, i > 0, k%3 != i
 			if row.steps == nil {
 				row.args = slices.Clone(hangFlag)
+			}
+			if strings.HasPrefix(row.name, "a pipe") && spmdtest.Device() == "host" {
+				row.args = append(row.args, "--device", "auto") // no GPU is started yet
 			}
 			if i == 2 {
 				row.args = append(row.args, "--ranks", "1")

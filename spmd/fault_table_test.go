@@ -34,6 +34,8 @@ func table() []mishap {
 		{name: "killed in compute", gpu: true, within: soon, run: killedInCompute, cause: died, want: diedWho},
 		{name: "killed in a collective", ranks: 4, within: soon, run: killedInCollective, cause: died,
 			want: diedWho, traced: others},
+		{name: "killed while all listen", more: true, within: soon, run: killedAmongListeners, args: everyLog,
+			cause: died, want: diedWho, never: "asked to end early"},
 		{name: "rank 0 killed in a collective", more: true, within: soon, first: true,
 			run: killedInCollective, cause: died, want: diedWho, traced: others},
 		{name: "killed at exit", more: true, ranks: 4, within: soon, run: killedAtExit, cause: died, want: diedWho},
@@ -192,6 +194,12 @@ func table() []mishap {
 		row.more = c.what != "collective" && c.what != "count"
 		checked.more = c.what != "order"
 		rows = append(rows, row, checked)
+		if c.what == "count" { // as ranks of several nodes: MPI says that a message is too long
+			row.name, row.or = row.name+", ranks that share no memory", nil
+			row.apart = []string{"unshare", "-p", "--fork"}
+			row.gpu, row.ranks, row.want = false, 3, append([]string{"rank {rank} at spmd/fault_test.go:"}, c.said...)
+			rows = append(rows, row)
+		}
 	}
 	// Without --check the end depends on MPI.
 	rows = append(rows, mishap{name: "other counts, --check", local: true, ranks: 3, gpu: true,

@@ -58,6 +58,7 @@ type mishap struct {
 
 	cause  string   // the job's words, once. {rank}, {host} and {pid} are the victim's
 	want   []string // what it says too
+	never  string   // and what it does not
 	or     []string // or all of this, if something else may notice it first
 	within time.Duration
 	clean  bool                           // it ends with exit status 0
@@ -84,6 +85,9 @@ var contracts = []struct {
 		}
 		return spmd.AllReduce(w.Comm(), y, y, spmd.Sum)
 	}), []string{"AllReduce of 64 int32, sum", "AllReduce of 64 float64, sum"}, "AllReduce of "},
+	// Nothing shows through MPI but that it does not end.
+	{"type of an AllToAllV", differ(exchange[int32], exchange[float32]),
+		[]string{"AllToAllV of int32", "AllToAllV of float32"}, ""},
 	{"operation", differ(sumUp, func(w *spmd.World, x spmd.Buffer[int32]) error {
 		return spmd.AllReduce(w.Comm(), x, x, spmd.Max)
 	}),
@@ -134,6 +138,15 @@ func gatherParts(more int) collective {
 		counts[1] -= more
 		return spmd.AllGatherV(w.Comm(), x.Slice(0, 2*w.Size()), x.Slice(60, 62), counts)
 	}
+}
+
+func exchange[T spmd.Elem](w *spmd.World, _ int32s) error {
+	x, err := spmd.Alloc[T](w, 4*w.Size())
+	if err != nil {
+		return err
+	}
+	counts := slices.Repeat([]int{2}, w.Size())
+	return spmd.AllToAllV(w.Comm(), x.Slice(0, 2*w.Size()), x.Slice(2*w.Size(), 4*w.Size()), counts, counts)
 }
 
 func scan(fn func(c spmd.Comm, dst, src spmd.Buffer[int32], op spmd.Op) error) collective {

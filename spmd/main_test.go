@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/launcher"
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 	_ "lockstep/spmd/dashboard" // --dashboard
@@ -154,11 +155,20 @@ func run(t *testing.T, n int, what string, env []string, args ...string) (status
 	return p.Status, p.Stdout + p.Stderr
 }
 
-// --version is answered once, with any other flags, and nothing starts.
+// --version is answered once, with any other flags, and nothing starts. A process alone answers,
+// whatever rank its environment has.
 func TestMainVersion(t *testing.T) {
 	t.Parallel()
-	for _, n := range spmdtest.Ranks(t, 1, 3) {
-		p := spmdtest.Program(t, n, []string{appEnv + "=sum"}, "--version", "--device", "none such")
+	for _, n := range append(spmdtest.Ranks(t, 1, 3), 0) {
+		env := []string{appEnv + "=sum"}
+		if n == 0 && !launcher.Launched() {
+			env = append(env, "OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=4")
+			status, out := run(t, 0, "sum", env[1:], "--help")
+			if status != 0 || !strings.Contains(out, "Flags of app:") {
+				t.Errorf("alone, --help: status %d\n%s", status, out)
+			}
+		}
+		p := spmdtest.Program(t, n, env, "--version", "--device", "none such")
 		want := regexp.MustCompile(`^app, of Lockstep ` + regexp.QuoteMeta(spmd.Version) +
 			`[^\n]*, go[^\n]*, linux/\w+\nMPI: \S+.* \d[^\n]*\nCUDA: [^\n]+\nNVRTC: [^\n]+\nNCCL: ` +
 			`[^\n]+\ncuDNN: [^\n]+\n$`)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"lockstep/internal/process"
 )
 
 // Apart says in which namespaces a rank is apart from the mpirun that has started it, as in a
@@ -67,6 +69,19 @@ func findApart(proc string, pid, parent int) (a Apart) {
 		}
 	}
 	return Apart{}
+}
+
+// Launched reports whether a launcher is above this process. Without one a rank in its environment
+// is inherited.
+func Launched() bool {
+	names := append([]string{"hydra_pmi_proxy", "slurmstepd", "torchrun"}, mpiruns...)
+	for p, ok := process.Of(os.Getppid()); ok; p, ok = process.Of(p.Parent) {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID))
+		if own, _, _ := strings.Cut(strings.TrimSpace(string(name)), "."); err == nil && slices.Contains(names, own) {
+			return true
+		}
+	}
+	return false
 }
 
 // SetApart makes Open MPI, which has not started in this process, do without what fails

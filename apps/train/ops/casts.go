@@ -122,7 +122,7 @@ func newKernel8(name string, fn func(spmd.Args) error, scratch ...int) *spmd.Ker
 }
 
 // loop8 returns a grid for kernels that loop over n elements, 8 at a time.
-func loop8(n int) spmd.Grid { return Blocks(min(132*8, (n+2047)/2048), 1, 1) }
+func loop8(n int) spmd.Grid { return Blocks(min(tuned*8, (n+2047)/2048), 1, 1) }
 
 // Cast enqueues the copy of the first n elements of x.
 func (e *Launcher[A]) Cast(x spmd.Buffer[A], n int, c Cast) {

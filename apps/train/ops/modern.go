@@ -19,10 +19,12 @@ var modernCUDA string
 
 var modernSource = commonSource + eightSource + modernCUDA
 
-// sumBlocks is the largest number of blocks that leave sums of numbers: 6 for each multiprocessor
-// of an H100 or H200. SumSets is how many sets of 16 they make.
+// Grids are multiples of tuned, the multiprocessors of an H100. Every GPU has the same: sums
+// have the same parts there, and so the same bits. sumBlocks is the largest number of blocks that
+// leave sums of numbers. SumSets is how many sets of 16 they make.
 const (
-	sumBlocks = 6 * 132
+	tuned     = 132
+	sumBlocks = 6 * tuned
 	SumSets   = (sumBlocks + 15) / 16
 )
 
@@ -217,7 +219,7 @@ func (e *Launcher[A]) RMSNormBackward(g RMSNormGrad[A]) {
 		above = spmd.Buffer[A]{}
 	}
 	pieces := piecesOf(c)
-	grid := Blocks(min(132*normBackwardBlocks[pieces], (e.N+7)/8), 1, 1)
+	grid := Blocks(min(tuned*normBackwardBlocks[pieces], (e.N+7)/8), 1, 1)
 	e.Launch(form[pieces], grid, g.D.Arg(), g.DKept.Arg(),
 		g.Skip.By.DW.Arg(), g.Sums.Arg(), e.Arrived.Arg(), g.DNorm.Arg(), g.X.Arg(), g.Skip.Kept.Arg(), above.Arg(),
 		g.Skip.By.W.Arg(), spmd.I32(e.N), spmd.I32(c), Flag(g.Adds), Flag(e.Acc), Flag(twice),
@@ -248,7 +250,7 @@ func (h HeadShape) grid(n, room int) (spmd.Grid, [6]spmd.Arg) {
 	all := 3 * h.Heads * lanes
 	parts := (all + mostHeadThreads - 1) / mostHeadThreads
 	threads := 32 * ((all + 32*parts - 1) / (32 * parts))
-	rows := min(n, max(1, 132*max(1, min(sumBlocks/132, room/threads))/parts))
+	rows := min(n, max(1, tuned*max(1, min(sumBlocks/tuned, room/threads))/parts))
 	return spmd.Grid{Blocks: [3]int{rows * parts, 1, 1}, Threads: [3]int{threads, 1, 1}},
 		[...]spmd.Arg{spmd.I32(h.Heads), spmd.I32(h.Size), spmd.I32(lanes), spmd.I32(parts), Flag(h.Norm),
 			spmd.F32(h.Scale)}

@@ -41,6 +41,16 @@ func (c *Request) checkBefore(q exec.Queue) error {
 	return c.verify()
 }
 
+// checkAfter is verified for a call that was enqueued on a stream of a GPU, in a turn of its own.
+func (c *Request) checkAfter() error {
+	order := c.comm.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return err
+	}
+	defer order.Leave()
+	return c.verified(nil)
+}
+
 // onDeviceNow makes a call from the goroutine that issues it. It waits for a blocking call, which
 // is on the stream of blocking calls.
 func (c *Request) onDeviceNow(q exec.Direct) (err error) {
@@ -74,7 +84,7 @@ func (c *Request) onDeviceNow(q exec.Direct) (err error) {
 		return err
 	}
 	on.recorder.Note(p, &c.Call, c.group, c.memory(), nil)
-	if err := now.make(transport.Bare{S: q.Stream()}, work); err != nil {
+	if err := now.verified(now.make(transport.Bare{S: q.Stream()}, work)); err != nil {
 		return err
 	}
 	if exec.Queue(q) != r.blocking {

@@ -1,6 +1,7 @@
 package calls
 
 import (
+	"errors"
 	"slices"
 	"unsafe"
 
@@ -20,11 +21,12 @@ type Request struct {
 	comm     *Comm
 	group    *group
 	route    route.Route
-	begun    bool        // on a GPU: the recorder knows it already, for --check
-	captured bool        // on a GPU, by a graph
-	site     *ccall.Site // of a command; a blocking call's is on its stack
-	q        exec.Queue  // that it was enqueued on; on a GPU
-	plan     *exec.Plan  // for that queue; used again
+	begun    bool         // on a GPU: the recorder knows it already, for --check
+	captured bool         // on a GPU, by a graph
+	site     *ccall.Site  // of a command; a blocking call's is on its stack
+	q        exec.Queue   // that it was enqueued on; on a GPU
+	plan     *exec.Plan   // for that queue; used again
+	rest     func() error // of verify, for verified; nil for nothing
 }
 
 // copyFrom makes c a copy of o with slices and a plan of its own, reusing those it has.
@@ -132,7 +134,21 @@ func (c *Request) check() error {
 	if r.Check == verify.Off {
 		return nil
 	}
-	return c.comm.checker.Check(r.Check, &c.Call, c.group, c.memory(), c.captured, c.site)
+	rest, err := c.comm.checker.Check(r.Check, &c.Call, c.group, c.memory(), c.captured, c.site)
+	c.rest = rest
+	return err
+}
+
+// verified is the rest of verify, behind the call, whose error is err.
+func (c *Request) verified(err error) error {
+	if c.rest == nil {
+		return err
+	}
+	rest := c.rest()
+	if c.rest = nil; err == nil || errors.Is(rest, verify.ErrMismatch) {
+		return rest // which has both places
+	}
+	return err
 }
 
 // place returns the program's place in a call on the host: the place where it enqueued the call, or

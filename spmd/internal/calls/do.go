@@ -97,7 +97,11 @@ func (c *Request) submit(q exec.Queue) error {
 	if err := c.checkBlocks(); err != nil {
 		return c.comm.Refused(c.Kind, err) // before anything that other ranks take part in
 	}
-	return c.enqueue(q)
+	err := c.enqueue(q)
+	if c.rest != nil && err == nil {
+		err = c.checkAfter()
+	}
+	return err
 }
 
 // enqueue enqueues a call whose blocks have been checked. It uses the slot's own call again.
@@ -176,6 +180,7 @@ func (c *Request) Run(on *trace.Thread) error {
 		} else {
 			err = c.make(nil, c.comm.hostWork(route.Bytes(c.route.Work)))
 		}
+		err = c.verified(err)
 	}
 	if t != nil {
 		t.End(err)

@@ -12,9 +12,9 @@ import (
 )
 
 // parse reads the command line. --help prints once for the job.
-func parse(fs *pflag.FlagSet, args []string, rank int) error {
+func parse(fs *pflag.FlagSet, args []string, speaks bool) error {
 	out := io.Writer(cli.Stdout)
-	if rank != 0 {
+	if !speaks {
 		out = io.Discard
 	}
 	fs.Init(fs.Name(), pflag.ContinueOnError)

@@ -73,14 +73,15 @@ func (p *Program) main() int {
 		return 0
 	}
 	env := launcher.Environment()
-	if err := parse(fs, os.Args[1:], env.Rank); err != nil {
+	speaks := env.Rank == 0 || !launcher.Launched() // else rank 0 does
+	if err := parse(fs, os.Args[1:], speaks); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return 0
 		}
 		return refuse(fs.Name(), env.Rank, env.Size, err)
 	}
 	if *version {
-		if env.Rank == 0 {
+		if speaks {
 			fmt.Fprint(cli.Stdout, p.Versions())
 		}
 		return 0

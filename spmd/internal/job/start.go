@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -63,23 +64,32 @@ func speak(name string, rank int, err error) {
 // leaveToFirst waits until rank 0, and then rank 1, have had the time to report the same.
 func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirst) }
 
+// startsGPU says that a rank of this process has begun to open its device.
+var startsGPU atomic.Bool
+
+// StartsDevice gives the start a minute, if --timeout is less and the device may be a GPU.
+func StartsDevice() { startsGPU.Store(true) }
+
 // limitStart ends this process when the start takes longer than --timeout, and than a minute if a
 // GPU may have to start, or at one of the signals. MPI and the other ranks would wait for ever.
 // Rank 0 says so, or the next rank that can. stop must be called when the start is over.
 func limitStart(name string, cfg *Flags, rank, size int, signals ...syscall.Signal) (stop func()) {
 	limit := cfg.Limit()
-	if !cfg.OnHost() {
-		limit = max(limit, time.Minute)
-	}
 	late, received := time.NewTimer(limit), make(chan os.Signal, 1)
 	process.Notify(received, signals...)
 	go func() {
-		why, status := fmt.Sprintf("the start has not ended in %v", limit), exitFailed
-		if size > 1 {
-			why += ": a rank is missing"
-		}
+		why, status := "", exitFailed
+	wait:
 		select {
 		case <-late.C:
+			if startsGPU.Load() && !cfg.OnHost() && limit < time.Minute {
+				late.Reset(time.Minute - limit)
+				limit = time.Minute
+				goto wait
+			}
+			if why = fmt.Sprintf("the start has not ended in %v", limit); size > 1 {
+				why += ": a rank is missing"
+			}
 		case sig, came := <-received:
 			if !came {
 				return

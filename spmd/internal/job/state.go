@@ -1,6 +1,7 @@
 package job
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"runtime"
@@ -12,12 +13,13 @@ import (
 
 // State is a rank's account of itself in a report.
 type State struct {
-	Phase   string        `json:"phase"`
-	Comms   []CommState   `json:"comms"`
-	Streams []StreamState `json:"streams,omitempty"`
-	Files   *FileState    `json:"files,omitempty"`
-	Run     Goroutine     `json:"run"`              // the goroutine of the program's own function
-	Others  []Goroutine   `json:"others,omitempty"` // more goroutines of the program
+	Phase   string          `json:"phase"`
+	History json.RawMessage `json:"history,omitempty"` // its last calls, as a heartbeat
+	Comms   []CommState     `json:"comms"`
+	Streams []StreamState   `json:"streams,omitempty"`
+	Files   *FileState      `json:"files,omitempty"`
+	Run     Goroutine       `json:"run"`              // the goroutine of the program's own function
+	Others  []Goroutine     `json:"others,omitempty"` // more goroutines of the program
 }
 
 // CommState is a communicator. Entered calls were begun, and Left of them are over. Every rank

@@ -90,9 +90,17 @@ func (j *Job) supervise(
 	failed, hears := j.failed.Done(), early.hears
 	var kept os.Signal // SIGUSR1, until the program listens or deaf ends
 	deaf := time.After(grace)
+	var asked os.Signal // that the program has heard, until say
+	var say <-chan time.Time
 	for {
 		select {
+		case <-say:
+			j.sayAsked(asked, "")
+			asked, say = nil, nil
 		case err := <-done:
+			if asked != nil {
+				j.sayAsked(asked, "")
+			}
 			if sig != nil {
 				return sig, signalError(sig)
 			}
@@ -107,7 +115,7 @@ func (j *Job) supervise(
 		case <-hears:
 			hears, deaf = nil, nil
 			if kept != nil && early.take() {
-				j.Log.Warn().Str("signal", kept.String()).Msg("asked to end early, before the program listened")
+				j.sayAsked(kept, ", before the program listened")
 			}
 		case <-deaf:
 			hears, deaf = nil, nil
@@ -123,7 +131,7 @@ func (j *Job) supervise(
 				go func() { fmt.Fprint(os.Stderr, j.show(j.LogFormat == "json")) }()
 				continue
 			case s != syscall.SIGINT && early.take():
-				j.Log.Warn().Str("signal", s.String()).Msg("asked to end early")
+				asked, say = s, time.After(j.lookEvery()) // a launcher asks, too, where a rank has died
 				continue
 			case s == syscall.SIGUSR1 && deaf != nil:
 				kept = s
@@ -138,6 +146,18 @@ func (j *Job) supervise(
 			return nil, context.Cause(j.failed)
 		}
 	}
+}
+
+// sayAsked logs a request to end early, unless the job has ended: the launcher then asks.
+func (j *Job) sayAsked(s os.Signal, when string) {
+	if j.watchdog != nil {
+		select {
+		case <-j.watchdog.ended:
+			return
+		default:
+		}
+	}
+	j.Log.Warn().Str("signal", s.String()).Msg("asked to end early" + when)
 }
 
 // endBy has the program end because of a signal. The other ranks learn it first: this one may not
@@ -161,7 +181,7 @@ func (j *Job) leaveSignals(received chan os.Signal, early *preemption) {
 			_ = syscall.Kill(os.Getpid(), s.(syscall.Signal)) // to end as it would have
 			return
 		}
-		j.Log.Warn().Str("signal", s.String()).Msg("asked to end early, at the end")
+		j.sayAsked(s, ", at the end")
 	}
 }
 

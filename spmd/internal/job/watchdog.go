@@ -273,7 +273,8 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	wasStopped := d.wasStopped(time.Now())
 	patience := printFirst
 	var states []watch.RankState
-	asks := c.Kind == watch.KindHang || strings.Contains(c.Text, ccall.ErrMismatch.Error())
+	ofMPI := strings.Contains(c.Text, "MPI_ERR_")
+	asks := c.Kind == watch.KindHang || ofMPI || strings.Contains(c.Text, ccall.ErrMismatch.Error())
 	if asks && rank < 2 {
 		states = d.gather()
 		if s := states[0]; s.State == nil && !s.Died && !s.Left { // rank 0 hangs: it is stopped
@@ -302,6 +303,9 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	if asks && states == nil {
 		states = d.gather()
 	}
+	if ofMPI {
+		f.Message = d.differ(states) + f.Message
+	}
 	f.Message += refusals(f.Message, states)
 	if c.Kind == watch.KindHang {
 		fmt.Fprint(os.Stderr, Render(f.Message, states, d.job.LogFormat == "json"))
@@ -322,6 +326,17 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	}
 	line.Msg(strings.TrimPrefix(f.Message, fmt.Sprintf("rank %d: ", c.Rank))) // the line has it
 	d.job.world.Abort(f.Status)
+}
+
+// differ says where the last calls of two ranks differ, before an error of MPI's that comes from
+// that; "" if they do not.
+func (d *Watchdog) differ(states []watch.RankState) string {
+	for _, t := range readStates(states) {
+		if why, _ := d.job.world.Heard(t.Hello.Rank, t.said.History); why != "" {
+			return why + "; so "
+		}
+	}
+	return ""
 }
 
 // onSilent warns of ranks that may be stopped or cut off. Before that is certain the launcher may

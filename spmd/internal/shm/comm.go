@@ -22,8 +22,8 @@ import (
 // counted over all parts, and Broadcast of up to 16 KiB. It carries messages to other ranks of up
 // to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. If a rank brings another call, count, type,
 // operation or root than the others, that is an error on every rank, and MPI is not entered. In a
-// Broadcast through memory it is an error on ranks that differ from the root. Agree compares what
-// MPI is to carry.
+// Broadcast through memory it is an error on ranks that differ from the root. Ranks that share no
+// memory learn it from heartbeats. Where MPI fails before, the end of the job says how they differ.
 type NodeComm struct {
 	*cudampi.Comm
 	s   *shared // nil if nothing is shared

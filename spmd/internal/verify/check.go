@@ -40,20 +40,23 @@ func NewChecker(comm transport.Host, rec *Recorder) *Checker { return &Checker{c
 func (k *Checker) Close() error { return k.comm.Close() }
 
 // Check compares a call, if the mode says so. The recorder has begun it, and the caller is in its
-// turn in MPI. site is the place of the call; nil stands for this stack.
+// turn in MPI. site is the place of the call; nil stands for this stack. rest compares what comes
+// only while the call is made: it follows that, in a turn. It is nil for nothing.
 //
 // In a group it compares the collectives and then the messages. With captured set it compares the
 // collectives alone: the peer of a captured message need not capture.
 //
 // Collective over the ranks that the call concerns.
-func (k *Checker) Check(mode Mode, c *coll.Call, g Group, memory Memory, captured bool, site *ccall.Site) error {
+func (k *Checker) Check(
+	mode Mode, c *coll.Call, g Group, memory Memory, captured bool, site *ccall.Site,
+) (rest func() error, err error) {
 	if everyone(c, g) {
 		if err := k.checkCollectives(mode, c, g, memory, site); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if captured || c.Kind != coll.Group && !c.Kind.Traits().Message {
-		return nil
+		return nil, nil
 	}
 	return k.checkMessages(mode, c, g, site)
 }
@@ -87,9 +90,11 @@ func messagesOf(list []message, c *coll.Call) []message {
 	return list
 }
 
-// checkMessages compares the messages of a call with those that their receivers expect, before any
-// is sent. The sender tells what it will send, and from where.
-func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Site) error {
+// checkMessages compares the messages of a call with those that their receivers expect. The sender
+// tells what it will send, and from where, before it does. One message is compared before it moves.
+// Of several, those that are received are compared in rest: they may come only after others, which
+// this call sends, have arrived.
+func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Site) (rest func() error, err error) {
 	var list []message
 	if c.Kind == coll.Group {
 		for i := range g.Len() {
@@ -100,46 +105,49 @@ func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Si
 	} else {
 		list = messagesOf(list, c)
 	}
-	var group []coll.Call
+	var received []*message
+	var sent []coll.Call
 	for i := range list {
 		m := &list[i]
-		if mode == Sample && !k.sampled(list[i:]) {
-			continue
-		}
-		p, n := unsafe.Pointer(&m.placed), int(unsafe.Sizeof(m.placed))
-		var err error
 		switch {
-		case m.recv && len(list) == 1:
-			err = k.comm.Recv(p, n, elem.Uint8, m.peer)
+		case mode == Sample && !k.sampled(list[i:]):
 		case m.recv:
-			group = append(group, coll.Call{Kind: coll.Recv, Dst: p, N: n, Type: elem.Uint8, Root: int32(m.peer)})
+			received = append(received, m)
 		default:
 			m.placed = place(m.mine, where(site))
 			k.rec.sent(m.peer, m.after())
-			if len(list) == 1 {
-				err = k.comm.Send(p, n, elem.Uint8, m.peer)
-			} else {
-				group = append(group, coll.Call{Kind: coll.Send, Src: p, N: n, Type: elem.Uint8, Root: int32(m.peer)})
+			sent = append(sent, coll.Call{Kind: coll.Send, Src: unsafe.Pointer(&m.placed),
+				N: int(unsafe.Sizeof(m.placed)), Type: elem.Uint8, Root: int32(m.peer)})
+		}
+	}
+	if len(sent) > 0 {
+		err = k.comm.Group(nil, sent, nil)
+	}
+	if err != nil || len(received) == 0 {
+		return nil, err
+	}
+	rest = func() error {
+		for _, m := range received {
+			if err := k.compare(m, site); err != nil {
+				return err
 			}
 		}
-		if err != nil {
-			return err
-		}
+		return nil
 	}
-	if len(group) > 0 {
-		if err := k.comm.Group(nil, group, nil); err != nil {
-			return err
-		}
+	if len(list) == 1 {
+		return nil, rest()
 	}
-	for i := range list {
-		m := &list[i]
-		if m.recv && m.kind != 0 && (m.n != m.mine.n || m.typ != m.mine.typ && m.mine.n > 0) {
-			at := where(site)
-			return k.mismatch(at, fmt.Sprintf("rank %d %v; rank %d at %s: %v", m.peer, &m.placed,
-				k.rec.Rank, at, &m.mine))
-		}
+	return rest, nil
+}
+
+// compare receives what a sender tells, and compares it with what its message is expected to be.
+func (k *Checker) compare(m *message, site *ccall.Site) error {
+	err := k.comm.Recv(unsafe.Pointer(&m.placed), int(unsafe.Sizeof(m.placed)), elem.Uint8, m.peer)
+	if err != nil || m.n == m.mine.n && (m.typ == m.mine.typ || m.n == 0) {
+		return err
 	}
-	return nil
+	at := where(site)
+	return k.mismatch(at, fmt.Sprintf("rank %d %v; rank %d at %s: %v", m.peer, &m.placed, k.rec.Rank, at, &m.mine))
 }
 
 // sampled reports whether Sample compares the first of the messages that are left of a call. Both

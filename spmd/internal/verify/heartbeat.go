@@ -273,19 +273,21 @@ func (r *Recorder) balance() (sum uint64) {
 	return sum
 }
 
-// uneven says in what the ranks differ at the end. Collective.
-func uneven(c control.Exchange, recorders []*Recorder) error {
-	mine := heartbeat{Stand: positions(recorders, atEnd)}
+// LastCalls returns a heartbeat with the last calls of this rank on all its communicators.
+func LastCalls(recorders []*Recorder) []byte { return encode(heartbeat{Pages: allPages(recorders)}) }
+
+func allPages(recorders []*Recorder) (all []page) {
 	for _, r := range recorders {
 		if p, ok := r.history.read(r.ID, 0); ok && r.Size > 1 {
-			mine.Pages = append(mine.Pages, p)
+			all = append(all, p)
 		}
 	}
-	said, err := json.Marshal(mine)
-	if err != nil {
-		return err
-	}
-	all, err := control.Gather(c, said)
+	return all
+}
+
+// uneven says in what the ranks differ at the end. Collective.
+func uneven(c control.Exchange, recorders []*Recorder) error {
+	all, err := control.Gather(c, encode(heartbeat{Stand: positions(recorders, atEnd), Pages: allPages(recorders)}))
 	if err != nil {
 		return err
 	}

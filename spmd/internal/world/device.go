@@ -23,6 +23,7 @@ func (w *World) chooseDevice(node control.Exchange) error {
 		w.useHost()
 		return nil
 	}
+	job.StartsDevice()
 	defer w.startup.Begin("context")()
 	useBackend := w.chooseBackend()
 	index, err := cudaexec.Find(node, route.SharesGPUs(w.start.Config.Collectives))

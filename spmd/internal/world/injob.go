@@ -2,6 +2,7 @@ package world
 
 import (
 	"cmp"
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -72,6 +73,9 @@ func (in inJob) State() job.State {
 	w := in.w
 	s := job.State{Files: w.files.State(w.rank.Control.Recorder().Meets())}
 	recorders := w.rank.Recorders()
+	if text, err := json.Marshal(heartbeat{Calls: verify.LastCalls(recorders)}); err == nil {
+		s.History = text
+	}
 	for _, r := range recorders {
 		now := r.Snapshot()
 		s.Comms = append(s.Comms, job.CommState{ID: r.ID, Rank: r.Rank, Size: r.Size,
