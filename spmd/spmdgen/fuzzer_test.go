@@ -39,9 +39,6 @@ var constants = map[string]string{"bool": "true false", "int": "0 1 3 -2 1<<33 -
 	"int16": "-32768 32767 9", "uint16": "65535 1 255", "uint32": "0 4294967295 1<<31 77", "complex64": "2i 1 -0.5+3i",
 	"float32": "0 1 -2.5 0.1 1e-3 16777217 3 1e38 1e-45", "float64": "0 1 -2.5 0.1 1e-3 16777217 1e300 5e-324"}
 
-// statementDepth is how deep the values of a statement are.
-const statementDepth = 2
-
 // rule is what stands between two rules.
 var rule = regexp.MustCompile(`  |\n`)
 
@@ -207,7 +204,7 @@ func (f *fuzzer) fill(rule string, depth int) string {
 		return is[k]
 	})
 	ok, first := true, len(f.fresh)
-	if calling.MatchString(rule) && depth < statementDepth { // what a call is given is read in its turn
+	if calling.MatchString(rule) && depth < 2 { // what a call is given is read in its turn
 		used, changed := f.used, f.changed
 		f.used, f.changed = maps.Clone(used), map[string]bool{}
 		defer func() {
@@ -292,7 +289,7 @@ func (f *fuzzer) statement() string {
 		vars := f.vars
 		f.fresh, f.used, f.changed = nil, map[string]bool{}, map[string]bool{}
 		rule := f.any(rules...)
-		text := f.fill(rule, statementDepth)
+		text := f.fill(rule, 2)
 		f.vars = vars
 		if text == "" {
 			continue
