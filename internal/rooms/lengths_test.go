@@ -2,16 +2,12 @@ package main
 
 import (
 	"go/ast"
-	"go/importer"
 	"go/token"
 	"go/types"
-	"io"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
-	"lockstep/internal/testkit"
+	"lockstep/internal/source"
 )
 
 // checked are the functions that multiply what they have asked elem.Product about.
@@ -25,16 +21,11 @@ var checked = map[string]string{
 // A size that a program gives may wrap in a product: elem.Product makes it, and refuses what no
 // memory has. The exported functions of packages on spmd multiply none of their parameters.
 func TestLengths(t *testing.T) {
-	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}", module+"/spmd/...")
-	out, err := list.Output()
-	testkit.Must(t, err)
-	exports := map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		name, file, _ := strings.Cut(strings.TrimSpace(line), "=")
-		exports[name] = file
-	}
 	fset, met := token.NewFileSet(), map[string]bool{}
-	from := importer.ForCompiler(fset, "gc", func(name string) (io.ReadCloser, error) { return os.Open(exports[name]) })
+	from, _, err := source.Importer(fset, root, []string{module + "/spmd/..."})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, p := range packages(t) {
 		if !strings.HasPrefix(p.path, "spmd") || !public(p.path) || strings.HasPrefix(p.path, "spmd/spmd") {
 			continue
