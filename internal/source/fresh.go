@@ -20,7 +20,7 @@ const (
 )
 
 // version changes with the output of Generate for the same kernels.
-const version = 11
+const version = 12
 
 // Sum is over declarations with their lines, which reports name, and the text of the file behind
 // the line of the sum.
@@ -52,8 +52,12 @@ func (s *Source) Sum(names []string, text string) string {
 	return hex.EncodeToString(h.Sum(nil))[:32]
 }
 
+// Same begins a line of the file that does not compile if a constant of another package has another
+// value.
+const Same = "_ = [1]int{}["
+
 // Fresh says why the files of Generate in a folder do not belong to the present kernels, or returns
-// nil. It runs no program.
+// nil. It runs no program, but the go command if they use constants of other packages.
 func Fresh(dir string) error {
 	for _, output := range []string{Output, TestOutput} {
 		s, err := Parse(dir, output)
@@ -97,6 +101,15 @@ func (s *Source) fresh(dir string) error {
 	if s.Sum(names, rest) != sum {
 		return fmt.Errorf("%s is old: one of %s, or the file itself, has changed since%s", s.Output,
 			strings.Join(names, ", "), renew)
+	}
+	if strings.Contains(rest, Same) {
+		c, err := s.Check(dir)
+		if err != nil {
+			return err
+		}
+		if _, what := c.Fits(text); what != "" {
+			return fmt.Errorf("%s is old: %s%s", s.Output, what, renew)
+		}
 	}
 	return nil
 }

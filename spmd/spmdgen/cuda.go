@@ -16,7 +16,7 @@ func (u *unit) source(all [][]*kernel) string {
 	if slices.ContainsFunc(all, func(list []*kernel) bool { return list[0].row > 0 }) {
 		text += "#include \"spmd_rows.cuh\"\n"
 	}
-	text += "\n" + u.Source()
+	text += u.Source()
 	for _, list := range all {
 		text += u.entries(list)
 	}
@@ -73,7 +73,7 @@ func (u *unit) entry(k *kernel, name string) string {
 		op = fmt.Sprintf("spmd::op_%s<%s>", k.op, result)
 		if k.by != nil {
 			op = fmt.Sprintf("spmd::op_named<%s, by_%s<%sI>>", result, name, cpp.Given)
-			before = fmt.Sprintf("\ntemplate <%stypename I> struct by_%s {\n"+
+			before = fmt.Sprintf("template <%stypename I> struct by_%s {\n"+
 				"\tSPMD_INLINE static %s call(%s a, %s b) {\n"+
 				"\t\tspmd::report *spmd_report = nullptr;\n\t\tSPMD_KERNEL(%q)\n"+
 				"\t\treturn %s(SPMD_HERE_AND a, b);\n\t}\n};\n",
@@ -92,19 +92,19 @@ func (u *unit) entry(k *kernel, name string) string {
 		switch p.kind {
 		case slice:
 			params = append(params, fmt.Sprintf("spmd::ptr<I, %s> %sp", of, n), "int64_t "+n+"n")
-			views += fmt.Sprintf("\n\tspmd::slice<%s, I> %s{(%s *)%sp, %sn};", p.c, n, p.c, n, n)
+			views += fmt.Sprintf(" spmd::slice<%s, I> %s{(%s *)%sp, %sn};", p.c, n, p.c, n, n)
 			if wide && o != nil {
 				owned += ", auto " + n
 				uses += fmt.Sprintf(", spmd::use<%v, %v>(%s)", o.Read, o.Written, n)
 			}
 		case pointer:
 			params = append(params, fmt.Sprintf("spmd::ptr<I, %s> %sp", of, n))
-			views += fmt.Sprintf("\n\t%s *%s = (%s *)%sp;", p.c, n, p.c, n)
+			views += fmt.Sprintf(" %s *%s = (%s *)%sp;", p.c, n, p.c, n)
 		case structure:
 			params = append(params, "const __grid_constant__ "+p.c+" "+n)
 		default:
 			if params = append(params, p.c+" "+n); p.small {
-				views += fmt.Sprintf("\n\t%s = spmd::narrow<I>(%s);", n, n)
+				views += fmt.Sprintf(" %s = spmd::narrow<I>(%s);", n, n)
 			}
 		}
 		args = append(args, n)
@@ -128,8 +128,8 @@ func (u *unit) entry(k *kernel, name string) string {
 	} else {
 		body = "spmd::" + body
 	}
-	text := fmt.Sprintf("%s\ntemplate <%stypename I = uint32_t> __global__ void __launch_bounds__(%d) %s_(%s) {\n"+
-		"\tSPMD_KERNEL(%q)%s\n\t%s;\n}\n",
+	text := fmt.Sprintf("%stemplate <%stypename I = uint32_t> __global__ void __launch_bounds__(%d) %s_(%s) "+
+		"{ SPMD_KERNEL(%q)%s\n\t%s;\n}\n",
 		before, cpp.More, k.threads(), name, strings.Join(append(params, "spmd::report *spmd_report"), ", "),
 		k.fn.Name(), views, body)
 	if k.op != "" {

@@ -202,7 +202,7 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 		u.Refuse(d.Pos(), "a kernel cannot have more than one type parameter")
 	}
 	var list []*kernel
-	set := typeSet(tp.At(0).Constraint())
+	set := u.typeSet(d, tp.At(0).Constraint())
 	for _, t := range set {
 		if len(wanted) == 0 || slices.Contains(wanted, ir.GoType(t)) {
 			list = append(list, u.kernel(d, f, op, by, t))
@@ -368,8 +368,8 @@ func names(list []types.Type) (all []string) {
 	return all
 }
 
-// typeSet returns the types of a constraint.
-func typeSet(constraint types.Type) (all []types.Type) {
+// typeSet returns the types of a kernel's constraint.
+func (u *unit) typeSet(d *ast.FuncDecl, constraint types.Type) (all []types.Type) {
 	i, ok := constraint.Underlying().(*types.Interface)
 	if !ok {
 		return []types.Type{constraint}
@@ -377,10 +377,14 @@ func typeSet(constraint types.Type) (all []types.Type) {
 	for e := range i.EmbeddedTypes() {
 		if union, ok := types.Unalias(e).(*types.Union); ok {
 			for t := range union.Terms() {
-				all = append(all, typeSet(t.Type())...)
+				if t.Tilde() {
+					u.Refuse(d.Pos(), "a kernel cannot have ~%s in its constraint: buffers have no elements of named "+
+						"types", t.Type())
+				}
+				all = append(all, u.typeSet(d, t.Type())...)
 			}
 		} else {
-			all = append(all, typeSet(e)...)
+			all = append(all, u.typeSet(d, e)...)
 		}
 	}
 	return all

@@ -36,11 +36,11 @@ func (u *unit) golang(all [][]*kernel) []byte {
 		g.kernel(list)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "\npackage %s\n\nimport (\n", u.Pkg.Name())
+	fmt.Fprintf(&b, "\npackage %s\n\n", u.Pkg.Name())
 	for _, path := range slices.Sorted(maps.Keys(g.imports)) {
-		fmt.Fprintf(&b, "\t%q\n", path)
+		fmt.Fprintf(&b, "import %q\n", path)
 	}
-	fmt.Fprintf(&b, ")\n%s\n// What runs on a GPU.\nconst %s = `%s`\n", g.text.String(), g.sourceName, cuda)
+	fmt.Fprintf(&b, "%s\nconst %s = `%s`\n", g.text.String(), g.sourceName, cuda)
 	text, err := format.Source([]byte(b.String()))
 	text = append([]byte("\n"), text...)
 	if err != nil {
@@ -85,11 +85,11 @@ func (g *goFile) constant(c *types.Const) {
 	name := c.Pkg().Name() + "." + c.Name()
 	same := func(x string, v constant.Value) {
 		num, denom := constant.Num(v).ExactString(), constant.Denom(v).ExactString()
-		g.line("_ = [1]int{}[int(%s-(%s.0/%s.0))]", x, num, denom)
+		g.line("%sint(%s-(%s.0/%s.0))]", source.Same, x, num, denom)
 	}
 	switch v := c.Val(); v.Kind() {
 	case constant.Int:
-		g.line("_ = [1]int{}[%s-(%s)]", name, v.ExactString())
+		g.line("%s%s-(%s)]", source.Same, name, v.ExactString())
 	case constant.Float:
 		same(name, v)
 	case constant.Complex:
@@ -180,11 +180,7 @@ func (g *goFile) kernel(list []*kernel) {
 		tparams, targs = "["+strings.Join(parts, ", ")+"]", "["+l.List[0].Names[0].Name+"]"
 	}
 	p := g.plan(k)
-	variable, host := name+"Kernel", g.own("host"+title(name))
-	if k.instance != nil {
-		variable += "s"
-	}
-	variable = g.own(variable)
+	variable, host := g.own(name+"Kernels"), g.own("host"+title(name))
 	how := fmt.Sprintf("for %s", strings.Join(ranges(p.extents), ", "))
 	g.line("")
 	if k.op == "" {
@@ -208,19 +204,16 @@ func (g *goFile) kernel(list []*kernel) {
 	}
 	g.line("\treturn %s.Launch(%s, [3]int{%s}, %s)\n}",
 		which, p.stream, strings.Join(extents, ", "), strings.Join(p.args, ", "))
-	g.line("")
 	if k.instance == nil {
-		g.line("var %s = %s", variable, g.declaration(k, p, host))
-	} else {
-		g.line("var %s = []gokernel.Instance{", variable)
-		for _, i := range list {
-			of := g.typeText(i.instance)
-			g.line("\tgokernel.For[%s](%s),", of, g.declaration(i, p, host+"["+of+"]"))
-		}
-		g.line("}")
+		g.line("var %s = %s)", variable, g.declaration(k, p, g.host(k, p, "")))
+		return
 	}
-	g.line("")
-	g.host(k, p, host, tparams)
+	g.line("var %s = []gokernel.Instance{", variable)
+	for _, i := range list {
+		of := g.typeText(i.instance)
+		g.line("\tgokernel.For[%s](%s)),", of, g.declaration(i, p, host+"["+of+"]"))
+	}
+	g.line("}\n%s", g.host(k, p, " "+host+tparams))
 }
 
 func (g *goFile) kernelType(k *kernel, targs string) string {
@@ -290,70 +283,78 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	}
 	shape += "}"
 	if k.op == "" {
-		return fmt.Sprintf("gokernel.New(%q, %q, %s, %s, %s)", k.symbol, k.types, g.sourceName, shape, host)
+		return fmt.Sprintf("gokernel.New(%q, %q, %s, %s, %s", k.symbol, k.types, g.sourceName, shape, host)
 	}
 	if k.by != nil {
 		of := k.byName
 		if g.Pkg.Scope().Lookup(of).(*types.Func).Signature().TypeParams().Len() > 0 {
 			of += "[" + g.typeText(k.instance) + "]"
 		}
-		return fmt.Sprintf("gokernel.NewReductionBy(%q, %q, %s, %s, %s, %s)",
+		return fmt.Sprintf("gokernel.NewReductionBy(%q, %q, %s, %s, %s, %s",
 			k.symbol, k.types, g.sourceName, shape, of, host)
 	}
-	return fmt.Sprintf("gokernel.NewReduction(%q, %q, %s, %s, gokernel.%s, %s)",
+	return fmt.Sprintf("gokernel.NewReduction(%q, %q, %s, %s, gokernel.%s, %s",
 		k.symbol, k.types, g.sourceName, shape, title(k.op), host)
 }
 
-// host writes the loop over a range of indices.
-func (g *goFile) host(k *kernel, p plan, name, tparams string) {
-	acc := ""
+// host returns the function over a range of indices, from its name on.
+func (g *goFile) host(k *kernel, p plan, name string) string {
+	acc, vars, values := "", []string{}, []string{}
 	if k.op != "" {
 		acc = fmt.Sprintf(", %s *[gokernel.Lanes]%s", p.acc, g.typeText(k.fn.Signature().Results().At(0).Type()))
 	}
-	g.line("func %s%s(%s spmd.Args, %s, %s int%s) {", name, tparams, p.a, p.lo, p.hi, acc)
 	for _, s := range p.host {
-		g.line("\t%s", s)
+		v, value, _ := strings.Cut(s, " := ")
+		vars, values = append(vars, v), append(values, value)
 	}
+	head := fmt.Sprintf("func%s(%s spmd.Args, %s, %s int%s) {\n", name, p.a, p.lo, p.hi, acc)
+	if len(vars) > 0 {
+		head += fmt.Sprintf("%s := %s\n", strings.Join(vars, ", "), strings.Join(values, ", "))
+	}
+	return head + g.loop(k, p) + "\n}"
+}
+
+// loop returns the loop over a range of indices.
+func (g *goFile) loop(k *kernel, p plan) string {
 	is := indices[:k.dims]
 	call := fmt.Sprintf("%s(%s)", k.fn.Name(), strings.Join(append(slices.Clone(is), p.call...), ", "))
 	if k.onHost != "" {
-		g.atOnce(k, p)
-		return
+		call = fmt.Sprintf("%s(%s)", k.onHost, strings.Join(append([]string{p.lo, p.hi}, p.call...), ", "))
+		if k.by != nil {
+			return fmt.Sprintf("%s[0] = %s", p.acc, call)
+		}
+		return k.enter(p.acc+"[0]", call)
 	}
 	at := "i"
 	if k.dims > 1 {
 		at = p.at
 	}
 	lane := fmt.Sprintf("%s[uint(%s-%s)%%gokernel.Lanes]", p.acc, at, p.lo)
-	if k.dims == 1 && k.pack() > 1 {
-		g.line("\tfor i := %s; i < %s; {\n%s := uint(i-%s)/uint(%s)", p.lo, p.hi, p.at, p.lo, g.packText(k))
+	if k.pack() > 1 {
+		pack := g.packText(k)
+		head := fmt.Sprintf("for i := %s; i < %s; {\n%s := uint(i-%s)/uint(%s)\n", p.lo, p.hi, p.at, p.lo, pack)
 		if k.by != nil {
-			g.line("if %s < gokernel.Lanes {\n%s[%s] = %s\ni++\n}", p.at, p.acc, p.at, call)
 			lane = fmt.Sprintf("%s[%s%%gokernel.Lanes]", p.acc, p.at)
-			g.line("for end_ := min(%s+int(%s+1)*(%s), %s); i < end_; i++ {\n%s\n}\n}\n}",
-				p.lo, p.at, g.packText(k), p.hi, k.enter(lane, call))
-			return
+			return head + fmt.Sprintf("if %s < gokernel.Lanes {\n%s[%s] = %s\ni++\n}\n"+
+				"for end_ := min(%s+int(%s+1)*(%s), %s); i < end_; i++ {\n%s\n}\n}",
+				p.at, p.acc, p.at, call, p.lo, p.at, pack, p.hi, k.enter(lane, call))
 		}
-		g.line("lane_ := &%s[%s%%gokernel.Lanes]", p.acc, p.at)
-		g.line("for end_ := min(i+%s, %s); i < end_; i++ {\n%s\n}\n}\n}", g.packText(k), p.hi, k.enter("*lane_", call))
-		return
+		return head + fmt.Sprintf("lane_ := &%s[%s%%gokernel.Lanes]\nfor end_ := min(i+%s, %s); i < end_; i++ {\n%s\n}\n}",
+			p.acc, p.at, pack, p.hi, k.enter("*lane_", call))
 	}
-	call = k.first(p, at, lane, call)
+	if k.by == nil {
+		call = k.enter(lane, call)
+	} else { // which has nothing to begin with
+		call = fmt.Sprintf("if %s-%s < gokernel.Lanes {\n%s[%s-%s] = %s\n} else {\n%s\n}",
+			at, p.lo, p.acc, at, p.lo, call, k.enter(lane, call))
+	}
 	if k.dims == 1 {
-		g.line("\tfor i := %s; i < %s; i++ {\n%s\n}\n}", p.lo, p.hi, call)
-		return
+		return fmt.Sprintf("for i := %s; i < %s; i++ {\n%s\n}", p.lo, p.hi, call)
 	}
 	last := indices[k.dims-1]
-	length := func(dim int) string { return fmt.Sprintf("%s.I64(%d)", p.a, dim) }
-	g.line("\tfor %s := %s; %s < %s; {", p.at, p.lo, p.at, p.hi)
-	g.line("%s, %s := %s/%s, %s%%%s", p.row, last, p.at, length(k.dims-1), p.at, length(k.dims-1))
-	if k.dims == 2 {
-		g.line("i := %s", p.row)
-	} else {
-		g.line("i, j := %s/%s, %s%%%s", p.row, length(1), p.row, length(1))
-	}
-	g.line("for end_ := min(%s, %s+%s-%s); %s < end_; %s++ {\n%s\n%s++\n}\n}\n}",
-		length(k.dims-1), last, p.hi, p.at, last, last, call, p.at)
+	return fmt.Sprintf("for %s := %s; %s < %s; {\n%s, end_ := gokernel.Row%d(%s, %s, %s)\n"+
+		"for ; %s < end_; %s, %s = %s+1, %s+1 {\n%s\n}\n}",
+		at, p.lo, at, p.hi, strings.Join(is, ", "), k.dims, p.a, at, p.hi, last, last, at, last, at, call)
 }
 
 // packText returns Shape.Pack in terms of the type parameter.
@@ -378,15 +379,6 @@ func (g *goFile) packText(k *kernel) string {
 	return fmt.Sprintf("16/max(%d, int(unsafe.Sizeof(*new(%s))))", size, k.decl.Type.TypeParams.List[0].Names[0].Name)
 }
 
-// first is enter for the first value. A function named in the comment has nothing to begin with.
-func (k *kernel) first(p plan, at, lane, call string) string {
-	if k.by == nil {
-		return k.enter(lane, call)
-	}
-	return fmt.Sprintf("if %s-%s < gokernel.Lanes {\n%s[%s-%s] = %s\n} else {\n%s\n}",
-		at, p.lo, p.acc, at, p.lo, call, k.enter(lane, call))
-}
-
 // enter writes the reduction of a value into the result. For other kernels it is only their call.
 func (k *kernel) enter(result, value string) string {
 	switch k.op {
@@ -400,14 +392,4 @@ func (k *kernel) enter(result, value string) string {
 		return fmt.Sprintf("%s = %s(%s, %s)", result, k.byName, result, value)
 	}
 	return value
-}
-
-// atOnce writes the call of the function that the kernel's comment names.
-func (g *goFile) atOnce(k *kernel, p plan) {
-	call := fmt.Sprintf("%s(%s)", k.onHost, strings.Join(append([]string{p.lo, p.hi}, p.call...), ", "))
-	if k.by != nil {
-		g.line("\t%s[0] = %s\n}", p.acc, call)
-		return
-	}
-	g.line("\t%s\n}", k.enter(p.acc+"[0]", call))
 }

@@ -13,7 +13,7 @@ import (
 type plan struct {
 	stream, out         string
 	a, lo, hi           string // of the host's function, as acc and the two below
-	acc, at, row        string
+	acc, at             string
 	extents             []string
 	params, args        []string // of the function in Go; of CUDA
 	host                []string // statements
@@ -68,7 +68,6 @@ func (g *goFile) plan(k *kernel) plan {
 		p.args = append(p.args, p.out+".Arg()")
 	}
 	p.a, p.lo, p.hi, p.acc, p.at = unused("args"), unused("lo"), unused("hi"), unused("acc"), unused("at")
-	p.row = unused("row")
 	for i := range k.params {
 		g.param(&p, &k.params[i])
 	}

@@ -117,6 +117,7 @@ func TestRefusedKernels(t *testing.T) {
 		"func k(i int) bool { return true }":                 "k: a kernel returns int32, uint32",
 		"func (t T) k(i int) {}\ntype T int":                 "a kernel cannot be a method",
 		"func k[A, B int32](i int, a []A, b []B) {}":         "more than one type parameter",
+		"func k[T ~int32 | int64](i int, x []T) {}":          "kernels.go:4: a kernel cannot have ~int32",
 		"func k(i int, args_ ...int) {}":                     "any number of arguments",
 		"func k(i int, t T) {}\ntype T struct{ p *float64 }": "field p points to memory of the host",
 	} {
@@ -260,6 +261,28 @@ func TestFresh(t *testing.T) {
 		t.Errorf("the file that is left over: %v, %v", changed, err)
 	}
 	want("")
+}
+
+// A file is old, too, if a constant of another package has another value.
+func TestFreshConstants(t *testing.T) {
+	dir := folder(t, "package p\n\nimport \"m/of\"\n\n//spmd:kernel\nfunc k(i int, x []float64) { x[i] = of.Half + of.Two }\n")
+	write(t, dir, "go.mod", "module m\n")
+	if err := os.Mkdir(filepath.Join(dir, "of"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for k, text := range []string{"const Half, Two = 0.5, 2", "const Half, Two = 0.25, 2", "const Half, Two = 0.5, 3",
+		"const Two, Half = 2, 1.0/2"} {
+		write(t, dir, "of/of.go", "package of\n\n"+text+"\n")
+		if k == 0 {
+			if _, err := Write(dir); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := source.Fresh(dir)
+		if old := err != nil && strings.Contains(err.Error(), "is old: "); old != (k == 1 || k == 2) || !old && err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
 }
 
 // Files are those that the compiler takes. A constant of another package is as it was, or the file

@@ -240,7 +240,7 @@ func (p *printer) multiplies(e *ir.Expr) bool {
 
 // twin declares the twin of a variable, if it needs one.
 func (p *printer) twin(v *ir.Var) {
-	if v.Go && v.Sets == 0 && types.Identical(v.Type, types.Typ[types.Int]) && p.multiplies(v.Init) {
+	if v.Go && !v.Others && v.Sets == 0 && types.Identical(v.Type, types.Typ[types.Int]) && p.multiplies(v.Init) {
 		name := p.fresh("narrow")
 		p.line("const I %s = %s;", name, p.narrow(v.Init))
 		p.twins[v] = name

@@ -88,11 +88,15 @@ func (u *Unit) print(f *ir.Function) string {
 	}
 	in, skips := head+strings.Join(params, ", "), ""
 	if f.Guard != nil {
-		skips = fmt.Sprintf("template <%s> SPMD_FN bool %sskips(%s) {\n\treturn %s;\n}\n", template, self, in,
+		skips = fmt.Sprintf("template <%s> SPMD_FN bool %sskips(%s) { return %s; }\n", template, self, in,
 			p.expr(f.Guard))
 	}
 	p.stmts(f.Body)
-	return fmt.Sprintf("%stemplate <%s> SPMD_FN %s %s(%s) {\n%s}\n", skips, template, result, self, in, p.text.String())
+	body := "\n" + p.text.String()
+	if len(f.Body) == 1 && strings.Count(body, "\n") == 2 {
+		body = " " + strings.TrimSpace(body) + " "
+	}
+	return fmt.Sprintf("%stemplate <%s> SPMD_FN %s %s(%s) {%s}\n", skips, template, result, self, in, body)
 }
 
 // where returns a place in Go, for reports.
@@ -313,40 +317,43 @@ func (p *printer) loop(s *ir.Stmt) {
 
 func (p *printer) over(s *ir.Stmt) {
 	t := p.enter(s)
-	index := p.fresh("i")
-	p.line("{")
-	p.depth++
-	end := p.fresh("n")
-	ktype, elem := "int64_t", ""
+	index, ktype, begin, end := p.fresh("i"), "int64_t", "", ""
+	x, block := p.expr(s.X), false
 	switch u := s.X.Type.Underlying().(type) {
 	case *types.Basic:
-		ktype = p.CType(s.At, s.X.Type)
-		p.line("%s %s = %s;", ktype, end, p.expr(s.X))
-	case *types.Slice:
-		x := p.fresh("x")
-		p.line("%s %s = %s;", p.CType(s.At, s.X.Type), x, p.expr(s.X))
-		p.line("int64_t %s = %s.n;", end, x)
-		elem = x + ".p[" + index + "]"
-	case *types.Array:
-		p.line("int64_t %s = %d;", end, u.Len())
-		if s.V != nil {
-			x := p.fresh("x")
-			p.line("%s %s = %s;", p.CType(s.At, s.X.Type), x, p.expr(s.X)) // a copy, as in Go
-			elem = x + ".v[" + index + "]"
+		ktype, end = p.CType(s.At, s.X.Type), x
+		if s.X.Op != ir.Const {
+			end = p.fresh("n")
+			begin = fmt.Sprintf(", %s = %s", end, x)
+		}
+	default:
+		a, array := u.(*types.Array)
+		if block = (!array || s.V != nil) && (s.X.Op != ir.Local || s.X.V.Sets > 0); block { // a copy, as in Go
+			p.line("{")
+			p.depth++
+			copied := p.fresh("x")
+			p.line("%s %s = %s;", p.CType(s.At, s.X.Type), copied, x)
+			x = copied
+		}
+		end = x + ".n"
+		if x += ".p["; array {
+			end, x = fmt.Sprint(a.Len()), strings.TrimSuffix(x, "p[")+"v["
 		}
 	}
-	p.line("for (%s %s = 0; %s < %s; %s++) {", ktype, index, index, end, index)
+	p.line("for (%s %s = 0%s; %s < %s; %s++) {", ktype, index, begin, index, end, index)
 	p.depth++
 	if s.Key != nil {
 		p.line("%s %s = %s;", ktype, p.name(s.Key), index)
 	}
 	if s.V != nil {
-		p.line("%s = %s;", p.variable(s.V), elem)
+		p.line("%s = %s%s];", p.variable(s.V), x, index)
 	}
 	p.depth--
 	p.body(t, nil)
-	p.depth--
-	p.line("}")
+	if block {
+		p.depth--
+		p.line("}")
+	}
 	p.leave(t)
 }
 

@@ -59,7 +59,7 @@ func (u *Unit) Source() string {
 			b.WriteString(u.functions(f.Of))
 		}
 	}
-	return "namespace go {\n\n" + strings.Join(append(u.structs, b.String()), "\n") + "} // namespace go\n"
+	return "namespace go {\n" + strings.Join(append(u.structs, b.String()), "") + "} // namespace go\n"
 }
 
 // functions prints the instances of a Go function.
@@ -90,7 +90,7 @@ func (u *Unit) functions(of *types.Func) (all string) {
 		}
 		u.calls[f] = "go::" + n + "<" + call + "I>"
 		if i < len(texts) {
-			all += strings.ReplaceAll(texts[i], self, n) + "\n"
+			all += strings.ReplaceAll(texts[i], self, n)
 		}
 	}
 	return all

@@ -133,20 +133,21 @@ type Function struct {
 
 // Var is a variable, of Go or of the lowering.
 type Var struct {
-	Name  string
-	Type  types.Type // of the instance; nil for results of a call
-	At    token.Pos
-	Go    bool // it is in the source
-	Param int  // its place among the parameters, or -1
-	Sets  int  // assignments, but for its declaration; an address counts
-	Init  *Expr
-	Ref   *Expr // the place that it stands for
-	Place Place // of an array in a kernel of rows
-	scope *scope
-	turn  bool    // each turn of a loop has another
-	to    Roots   // where a slice, a pointer, or an array of them, may lie
-	parts []Roots // the same for results of a call
-	loop  *Stmt   // the loop over elements in which it is declared
+	Name   string
+	Type   types.Type // of the instance; nil for results of a call
+	At     token.Pos
+	Go     bool // it is in the source
+	Param  int  // its place among the parameters, or -1
+	Others bool // its declaration declares others, too
+	Sets   int  // assignments, but for its declaration; an address counts
+	Init   *Expr
+	Ref    *Expr // the place that it stands for
+	Place  Place // of an array in a kernel of rows
+	scope  *scope
+	turn   bool    // each turn of a loop has another
+	to     Roots   // where a slice, a pointer, or an array of them, may lie
+	parts  []Roots // the same for results of a call
+	loop   *Stmt   // the loop over elements in which it is declared
 }
 
 // Place says where a local array of a kernel of rows lies.

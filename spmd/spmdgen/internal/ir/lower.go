@@ -359,7 +359,9 @@ func (l *lowering) set(to, values []ast.Expr, at token.Pos) {
 				continue
 			}
 			x.Type = l.wanted(to[i], values[i])
-			parts[i] = l.keep("value", x)
+			if parts[i] = x; len(where) > 0 {
+				parts[i] = l.keep("value", x)
+			}
 		}
 	}
 	for _, i := range where {
@@ -373,6 +375,9 @@ func (l *lowering) set(to, values []ast.Expr, at token.Pos) {
 	for i, e := range to {
 		if !blank(e) {
 			l.store(e, places[i], parts[i])
+		}
+		if o := l.defines(e); o != nil {
+			l.vars[o].Others = true
 		}
 	}
 }
