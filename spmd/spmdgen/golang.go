@@ -339,7 +339,8 @@ func (g *goFile) loop(k *kernel, p plan) string {
 				"for end_ := min(%s+int(%s+1)*(%s), %s); i < end_; i++ {\n%s\n}\n}",
 				p.at, p.acc, p.at, call, p.lo, p.at, pack, p.hi, k.enter(lane, call))
 		}
-		return head + fmt.Sprintf("lane_ := &%s[%s%%gokernel.Lanes]\nfor end_ := min(i+%s, %s); i < end_; i++ {\n%s\n}\n}",
+		return head + fmt.Sprintf("lane_ := &%s[%s%%gokernel.Lanes]\n"+
+			"for end_ := min(i+%s, %s); i < end_; i++ {\n%s\n}\n}",
 			p.acc, p.at, pack, p.hi, k.enter("*lane_", call))
 	}
 	if k.by == nil {
