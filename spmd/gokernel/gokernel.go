@@ -153,21 +153,6 @@ func (s *Shape) grid(extent [3]int, each, cores int) (g spmd.Grid, whole bool) {
 	return g, y <= most && planes <= most
 }
 
-// Row2 returns the indices of a place before hi, and where the part of its row before hi ends.
-func Row2(a spmd.Args, at, hi int) (i, j, end int) {
-	n := a.I64(1)
-	i, j = at/n, at%n
-	return i, j, min(n, j+hi-at)
-}
-
-// Row3 is Row2 of three indices.
-func Row3(a spmd.Args, at, hi int) (i, j, k, end int) {
-	n := a.I64(2)
-	row := at / n
-	i, j, k = row/a.I64(1), row%a.I64(1), at%n
-	return i, j, k, min(n, k+hi-at)
-}
-
 // Kernel is a kernel that returns nothing.
 type Kernel struct {
 	name   string

@@ -353,9 +353,14 @@ func (g *goFile) loop(k *kernel, p plan) string {
 		return fmt.Sprintf("for i := %s; i < %s; i++ {\n%s\n}", p.lo, p.hi, call)
 	}
 	last := indices[k.dims-1]
-	return fmt.Sprintf("for %s := %s; %s < %s; {\n%s, end_ := gokernel.Row%d(%s, %s, %s)\n"+
-		"for ; %s < end_; %s, %s = %s+1, %s+1 {\n%s\n}\n}",
-		at, p.lo, at, p.hi, strings.Join(is, ", "), k.dims, p.a, at, p.hi, last, last, at, last, at, call)
+	n, first := fmt.Sprintf("%s.I64(%d)", p.a, k.dims-1), fmt.Sprintf("%s/%s.I64(%d)", at, p.a, k.dims-1)
+	if k.dims == 3 {
+		first = fmt.Sprintf("%s/%s.I64(1), %s%%%s.I64(1)", first, p.a, first, p.a)
+	}
+	return fmt.Sprintf("for %s := %s; %s < %s; {\n%s := %s, %s%%%s\n", at, p.lo, at, p.hi,
+		strings.Join(is, ", "), first, at, n) +
+		fmt.Sprintf("for end_ := min(%s, %s+%s-%s); %s < end_; %s, %s = %s+1, %s+1 {\n%s\n}\n}",
+			n, last, p.hi, at, last, last, at, last, at, call)
 }
 
 // packText returns Shape.Pack in terms of the type parameter.
