@@ -13,7 +13,7 @@ import (
 // A folder of checkpoints that is opened, saved to, read and closed leaves nothing.
 func TestNothingIsLeft(t *testing.T) {
 	dir := t.TempDir()
-	rounds := testkit.Few(t, "folders", 30, 1000)
+	rounds := testkit.Few(t, "folders", 20, 1000)
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
 		x := checkpoint.Replicated("x", spmdtest.Alloc[float32](t, w, 5))
 		step := 0
