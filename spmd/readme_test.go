@@ -34,7 +34,7 @@ func TestReadmeProgram(t *testing.T) {
 	script := `cache=$(go env GOMODCACHE) packages="./apps/... ./launch/..."
 for m in $(cd PATH && go list -deps -f '{{with .Module}}{{.Dir}}{{end}}' $packages | sed -n "s|^$cache/||p" | sort -u); do
     files=cache/download/${m%@*}/@v
-    mkdir -p .modules/$files $(dirname .modules/$m)
+    mkdir -p .modules/$files .modules/${m%/*}
     ln -s $cache/$m .modules/$m
     ln -s $cache/$files/${m##*@}.* .modules/$files
 done
