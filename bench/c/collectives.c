@@ -13,26 +13,11 @@
  * counts elements that are not what they should be.
  */
 #include <mpi.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#define PROGRAM "collectives"
+#include "yardstick.h"
 
 static int rank, ranks;
-
-static void fail(const char *what, const char *why) {
-	fprintf(stderr, "collectives: %s: %s\n", what, why);
-	MPI_Abort(MPI_COMM_WORLD, 1);
-	exit(1); /* MPI_Abort does not return; this tells the compiler */
-}
-
-static void check(int code) {
-	if (code != MPI_SUCCESS) {
-		char text[MPI_MAX_ERROR_STRING] = "unknown error";
-		int len;
-		MPI_Error_string(code, text, &len);
-		fail("MPI", text);
-	}
-}
 
 static const struct type {
 	const char *name;
@@ -162,11 +147,6 @@ static char *bytes(size_t n) {
 		fail("malloc", "out of memory");
 	}
 	return b;
-}
-
-static int ascending(const void *a, const void *b) {
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
 }
 
 /* Times j, and prints its line. */

@@ -13,11 +13,9 @@
  */
 #define _POSIX_C_SOURCE 199309L /* clock_gettime */
 #include <cuda.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+
+#define PROGRAM "jitter"
+#include "yardstick.h"
 
 enum { TIMES = 10000, WARMUP = 1000, SLOW_US = 5 };
 
@@ -39,29 +37,6 @@ static const char ptx[] =
 	"	@%p bra again;\n"
 	"	ret;\n"
 	"}\n";
-
-static void check(const char *what, CUresult code) {
-	if (code != CUDA_SUCCESS) {
-		const char *why = "unknown error";
-		cuGetErrorString(code, &why);
-		fprintf(stderr, "jitter: %s: %s\n", what, why);
-		exit(1);
-	}
-}
-
-static double now_us(void) {
-	struct timespec t;
-	if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) {
-		fprintf(stderr, "jitter: clock_gettime: %s\n", strerror(errno));
-		exit(1);
-	}
-	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static int ascending(const void *a, const void *b) {
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
-}
 
 static double us[TIMES], sorted[TIMES], at[TIMES], apart[TIMES];
 

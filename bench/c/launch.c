@@ -13,11 +13,9 @@
  */
 #define _POSIX_C_SOURCE 199309L /* clock_gettime */
 #include <cuda.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+
+#define PROGRAM "launch"
+#include "yardstick.h"
 
 enum { CALLS = 100, BATCHES = 201, WARMUP_BATCHES = 20 };
 
@@ -30,32 +28,6 @@ static const char ptx[] =
 	"{\n"
 	"	ret;\n"
 	"}\n";
-
-static void fail(const char *what, const char *why) {
-	fprintf(stderr, "launch: %s: %s\n", what, why);
-	exit(1);
-}
-
-static void check(const char *what, CUresult code) {
-	if (code != CUDA_SUCCESS) {
-		const char *why = "unknown error";
-		cuGetErrorString(code, &why);
-		fail(what, why);
-	}
-}
-
-static double now_us(void) {
-	struct timespec t;
-	if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) {
-		fail("clock_gettime", strerror(errno));
-	}
-	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static int ascending(const void *a, const void *b) {
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
-}
 
 int main(void) {
 	CUdevice device;

@@ -16,25 +16,11 @@
 #include <cuda_runtime_api.h>
 #include <mpi.h>
 #include <nccl.h>
-#include <stdio.h>
-#include <stdlib.h>
+
+#define PROGRAM "nccl_enqueue"
+#include "yardstick.h"
 
 enum { CALLS = 100, BATCHES = 201, WARMUP_BATCHES = 20, N = 2 };
-
-static void fail(const char *what, const char *why) {
-	fprintf(stderr, "nccl_enqueue: %s: %s\n", what, why);
-	MPI_Abort(MPI_COMM_WORLD, 1);
-	exit(1); /* MPI_Abort does not return; this tells the compiler */
-}
-
-static void mpi(const char *what, int code) {
-	if (code != MPI_SUCCESS) {
-		char text[MPI_MAX_ERROR_STRING] = "unknown error";
-		int len;
-		MPI_Error_string(code, text, &len);
-		fail(what, text);
-	}
-}
 
 static void cuda(const char *what, cudaError_t code) {
 	if (code != cudaSuccess) {
@@ -46,11 +32,6 @@ static void nccl(const char *what, ncclResult_t code) {
 	if (code != ncclSuccess) {
 		fail(what, ncclGetErrorString(code));
 	}
-}
-
-static int ascending(const void *a, const void *b) {
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
 }
 
 /* local_rank is this rank's number on its node, which is that of its GPU. */

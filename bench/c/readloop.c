@@ -14,14 +14,12 @@
  * first thread to the end of the last; gbps is bytes / median (1 GB = 1e9 bytes).
  */
 #define _GNU_SOURCE /* pthread_barrier_t, sysconf(_SC_NPROCESSORS_ONLN) */
-#include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#define PROGRAM "readloop"
+#include "yardstick.h"
 
 enum { WARMUP = 3, LANES = 64 };
 
@@ -38,24 +36,11 @@ typedef struct {
 static pthread_barrier_t start; /* before every pass */
 static int passes;
 
-static void fail(const char *what, int err) {
-	fprintf(stderr, "readloop: %s: %s\n", what, strerror(err));
-	exit(1);
-}
-
 static void wait_for_all(void) {
 	int err = pthread_barrier_wait(&start);
 	if (err != 0 && err != PTHREAD_BARRIER_SERIAL_THREAD) {
-		fail("pthread_barrier_wait", err);
+		fail("pthread_barrier_wait", strerror(err));
 	}
-}
-
-static double now_us(void) {
-	struct timespec t;
-	if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) {
-		fail("clock_gettime", errno);
-	}
-	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
 /*
@@ -109,14 +94,9 @@ static void *run(void *arg) {
 static double *zeros(size_t n) {
 	double *x = calloc(n, sizeof(double));
 	if (x == NULL) {
-		fail("calloc", ENOMEM);
+		fail("calloc", strerror(ENOMEM));
 	}
 	return x;
-}
-
-static int ascending(const void *a, const void *b) {
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
 }
 
 static long number(const char *text, const char *name) {
@@ -147,15 +127,15 @@ int main(int argc, char **argv) {
 	float *x;
 	int err = posix_memalign((void **)&x, 4096, n * sizeof(float));
 	if (err != 0) {
-		fail("posix_memalign", err);
+		fail("posix_memalign", strerror(err));
 	}
 	double *us = zeros((size_t)iterations);
 	worker *w = calloc((size_t)threads, sizeof(worker));
 	if (w == NULL) {
-		fail("calloc", ENOMEM);
+		fail("calloc", strerror(ENOMEM));
 	}
 	if ((err = pthread_barrier_init(&start, NULL, (unsigned)threads)) != 0) {
-		fail("pthread_barrier_init", err);
+		fail("pthread_barrier_init", strerror(err));
 	}
 	size_t each = n / (size_t)threads;
 	for (long t = 0; t < threads; t++) {
@@ -165,13 +145,13 @@ int main(int argc, char **argv) {
 		w[t].begin = zeros((size_t)passes);
 		w[t].end = zeros((size_t)passes);
 		if ((err = pthread_create(&w[t].thread, NULL, run, &w[t])) != 0) {
-			fail("pthread_create", err);
+			fail("pthread_create", strerror(err));
 		}
 	}
 
 	for (long t = 0; t < threads; t++) {
 		if ((err = pthread_join(w[t].thread, NULL)) != 0) {
-			fail("pthread_join", err);
+			fail("pthread_join", strerror(err));
 		}
 		double off = (w[t].sum - w[t].expect) / w[t].expect;
 		if (off > 1e-3 || off < -1e-3) {

@@ -17,25 +17,11 @@
 #include <math.h>
 #include <mpi.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
+
+#define PROGRAM "stencil"
+#include "yardstick.h"
 
 static const float beside = 1.0f / 8, centre = 1.0f / 2;
-
-static void fail(const char *what, const char *why) {
-	fprintf(stderr, "stencil: %s: %s\n", what, why);
-	MPI_Abort(MPI_COMM_WORLD, 1);
-	exit(1); /* MPI_Abort does not return; this tells the compiler */
-}
-
-static void check(int code) {
-	if (code != MPI_SUCCESS) {
-		char text[MPI_MAX_ERROR_STRING] = "unknown error";
-		int len;
-		MPI_Error_string(code, text, &len);
-		fail("MPI", text);
-	}
-}
 
 static long number(const char *text, const char *name, long least) {
 	char *end;
@@ -89,11 +75,6 @@ static void step(float *out, float *in) {
 	if (r1 < rows && rows > 1) compute(out, in, rows - 1, rows, 0, columns);
 	if (c0 > 0) compute(out, in, r0, r1, 0, 1);
 	if (c1 < columns && columns > 1) compute(out, in, r0, r1, columns - 1, columns);
-}
-
-static int ascending(const void *a, const void *b) {
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
 }
 
 /* share sets the part of n cells that place of places has. */
