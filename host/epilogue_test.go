@@ -59,7 +59,7 @@ func testHalfEpilogue[C float32 | half, T half](
 	testEpilogueOf(t, eps, to, from, toC, fromC,
 		func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C,
 			ldc int, e Epilogue[C]) {
-			GemmHalfEpilogue(ta, tb, m, n, k, float32(alpha), a, lda, b, ldb, float32(beta), c, ldc, e)
+			GemmHalf(ta, tb, m, n, k, float32(alpha), a, lda, b, ldb, float32(beta), c, ldc, e)
 		})
 }
 

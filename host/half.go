@@ -60,18 +60,11 @@ func Round[T elem.F16 | elem.BF16](dst []T, src []float32) {
 	}
 }
 
-// GemmHalf is Gemm for matrices of 16-bit floats, with C of the same type or float32. The product
-// and its sum with beta C are taken in float32, and rounded once. It holds float32 copies of the
-// 16-bit matrices while it runs.
+// GemmHalf is Gemm for matrices of 16-bit floats, with C of the same type or float32, and with an
+// epilogue. The product, its sum with beta C and the epilogue are taken in float32, and rounded
+// once. It holds float32 copies of the 16-bit matrices while it runs. It panics as Gemm does, and
+// if a slice of e does not fit.
 func GemmHalf[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
-	transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int,
-) {
-	GemmHalfEpilogue(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, Epilogue[C]{})
-}
-
-// GemmHalfEpilogue is GemmHalf with an epilogue, which is computed in float32, too. It panics as
-// GemmHalf does, and if a slice of e does not fit.
-func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
 	transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C,
 	ldc int, e Epilogue[C],
 ) {
@@ -83,7 +76,7 @@ func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
 	}
 }
 
-// GemmEightEpilogue is GemmHalfEpilogue for 8-bit floats, whose product has type bfloat16.
+// GemmEightEpilogue is GemmHalf for 8-bit floats, whose product has type bfloat16.
 func GemmEightEpilogue[A elem.F8E4M3 | elem.F8E5M2](
 	transA, transB bool, m, n, k int, alpha float32, a []A, lda int, b []elem.F8E4M3, ldb int,
 	beta float32, c []elem.BF16, ldc int, e Epilogue[elem.BF16],

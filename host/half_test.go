@@ -75,9 +75,11 @@ func testGemmHalf[C float | half, T half](t *testing.T, wideC func([]C) []float3
 					t.Helper()
 					switch c := any(c).(type) {
 					case []float32:
-						GemmHalf(transA, transB, m, n, k, alpha, halves[T](a), lda, halves[T](b), ldb, beta, c, ldc)
+						GemmHalf(transA, transB, m, n, k, alpha, halves[T](a), lda, halves[T](b), ldb, beta, c, ldc,
+							Epilogue[float32]{})
 					case []T:
-						GemmHalf(transA, transB, m, n, k, alpha, halves[T](a), lda, halves[T](b), ldb, beta, c, ldc)
+						GemmHalf(transA, transB, m, n, k, alpha, halves[T](a), lda, halves[T](b), ldb, beta, c, ldc,
+							Epilogue[T]{})
 					}
 				}
 				half()
@@ -117,10 +119,15 @@ func TestHalfMisuse(t *testing.T) {
 	}{
 		{func() { Widen(w, x[:5]) }, []string{"Widen", "6", "5"}},
 		{func() { Round(x[:4], w) }, []string{"Round", "4", "6"}},
-		{func() { GemmHalf(false, false, 2, 2, 4, 1, x, 4, make([]elem.BF16, 8), 2, 0, w, 2) },
+		{func() {
+			GemmHalf(false, false, 2, 2, 4, 1, x, 4, make([]elem.BF16, 8), 2, 0, w, 2, Epilogue[float32]{})
+		},
 			[]string{"a has 6", "needs 8"}},
-		{func() { GemmHalf(false, false, 2, 3, 2, 1, x, 2, x, 3, 0, w, 4) }, []string{"c has 6", "needs 7"}},
-		{func() { GemmHalf(false, false, 1, 1, 1, 1, x, 1, x, 1, 0, make([]elem.F16, 1), 1) },
+		{func() { GemmHalf(false, false, 2, 3, 2, 1, x, 2, x, 3, 0, w, 4, Epilogue[float32]{}) },
+			[]string{"c has 6", "needs 7"}},
+		{func() {
+			GemmHalf(false, false, 1, 1, 1, 1, x, 1, x, 1, 0, make([]elem.F16, 1), 1, Epilogue[elem.F16]{})
+		},
 			[]string{"another 16-bit float"}},
 	} {
 		func() {

@@ -205,24 +205,23 @@ func TestSums(t *testing.T) {
 	for _, n := range lengths {
 		x := random(uint64(n), n+1)[1:] // not aligned to a vector
 		for name, c := range map[string]struct {
-			one, all func([]float32) float64
-			f        func(i int) float64
+			sum func([]float32) float64
+			f   func(i int) float64
 		}{
-			"Sum": {Sum, SumParallel, func(i int) float64 { return float64(x[i]) }},
-			"SumSquares": {SumSquares, SumSquaresParallel,
-				func(i int) float64 { return float64(x[i]) * float64(x[i]) }},
+			"Sum":        {Sum, func(i int) float64 { return float64(x[i]) }},
+			"SumSquares": {SumSquares, func(i int) float64 { return float64(x[i]) * float64(x[i]) }},
 		} {
-			got := c.one(x)
+			got := c.sum(x)
 			want, size := exact(n, c.f)
 			// chunk/LANES additions in a lane, 5 to fold the lanes, then the chunks.
 			if bound := float64(chunk/32+5+n/chunk) * 0x1p-53 * size; math.Abs(got-want) > bound {
 				t.Errorf("%s of %d: %v, want %v: off by %g, at most %g", name, n, got, want, got-want, bound)
 			}
-			for _, cores := range []int{1, 2, 3, 7} {
-				SetThreads(cores)
-				if all := c.all(x); all != got {
-					t.Errorf("%sParallel of %d on %d cores: %v, on one %v", name, n, cores, all, got)
-				}
+		}
+		for _, cores := range []int{1, 2, 3, 7} {
+			SetThreads(cores)
+			if got, want := SumParallel(x), Sum(x); got != want {
+				t.Errorf("SumParallel of %d on %d cores: %v, on one %v", n, cores, got, want)
 			}
 		}
 	}

@@ -36,14 +36,20 @@ const chunk = 1 << 14
 func Sum(x []float32) float64 { return inChunks(x, values) }
 
 // SumParallel returns Sum(x), bit for bit, computed by Threads cores.
-func SumParallel(x []float32) float64 { return inParallelChunks(x, values) }
+func SumParallel(x []float32) float64 {
+	if Threads() == 1 {
+		return inChunks(x, values)
+	}
+	part := make([]float64, chunks(len(x)))
+	Parallel(len(part), 4, func(lo, hi int) {
+		sumChunks(part[lo:hi], x[lo*chunk:min(hi*chunk, len(x))], values)
+	})
+	return addInOrder(0, part)
+}
 
 // SumSquares returns the sum of the squares of x, accumulated in float64 as Sum does; the squares
 // are exact. One thread.
 func SumSquares(x []float32) float64 { return inChunks(x, squares) }
-
-// SumSquaresParallel returns SumSquares(x), bit for bit, computed by Threads cores.
-func SumSquaresParallel(x []float32) float64 { return inParallelChunks(x, squares) }
 
 // Dot returns the sum of x[i] * y[i], accumulated in 32 partial sums of float32. One thread.
 // It panics unless x and y are equally long.
@@ -87,17 +93,6 @@ func inChunks(x []float32, squared bool) float64 {
 		x = x[len(some):]
 	}
 	return total
-}
-
-func inParallelChunks(x []float32, squared bool) float64 {
-	if Threads() == 1 {
-		return inChunks(x, squared)
-	}
-	part := make([]float64, chunks(len(x)))
-	Parallel(len(part), 4, func(lo, hi int) {
-		sumChunks(part[lo:hi], x[lo*chunk:min(hi*chunk, len(x))], squared)
-	})
-	return addInOrder(0, part)
 }
 
 func chunks(n int) int { return (n + chunk - 1) / chunk }

@@ -108,17 +108,17 @@ func hostGemm(a spmd.Args) error {
 	case p.typ == elem.Float64:
 		gemmAs(&p, a, host.GemmEpilogue[float64])
 	case p.typ == elem.BFloat16 && p.ctyp == elem.Float32:
-		gemmAs(&p, a, host.GemmHalfEpilogue[float32, spmd.BF16])
+		gemmAs(&p, a, host.GemmHalf[float32, spmd.BF16])
 	case p.typ == elem.BFloat16:
-		gemmAs(&p, a, host.GemmHalfEpilogue[spmd.BF16, spmd.BF16])
+		gemmAs(&p, a, host.GemmHalf[spmd.BF16, spmd.BF16])
 	case p.typ == elem.Float8E4M3:
 		gemmAs(&p, a, host.GemmEightEpilogue[spmd.F8E4M3])
 	case p.typ == elem.Float8E5M2:
 		gemmAs(&p, a, host.GemmEightEpilogue[spmd.F8E5M2])
 	case p.ctyp == elem.Float32:
-		gemmAs(&p, a, host.GemmHalfEpilogue[float32, spmd.F16])
+		gemmAs(&p, a, host.GemmHalf[float32, spmd.F16])
 	default:
-		gemmAs(&p, a, host.GemmHalfEpilogue[spmd.F16, spmd.F16])
+		gemmAs(&p, a, host.GemmHalf[spmd.F16, spmd.F16])
 	}
 	return nil
 }
