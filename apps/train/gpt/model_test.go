@@ -221,7 +221,7 @@ func testModelAgainstReference[A ops.Act](t *testing.T, w *spmd.World) {
 		in := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8)
 		targets := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 9)
 		want := traintest.ZeroLike(p)
-		wantLoss := traintest.Reference(tc.cfg, p).Batch(in, targets, tc.t, want)
+		wantLoss := reference(tc.cfg, p).Batch(in, targets, tc.t, want)
 
 		m, s := testModel[A](t, w, tc.cfg, p, batch)
 		ib, tb := traintest.BufferOf(t, w, in), traintest.BufferOf(t, w, targets)
@@ -292,7 +292,7 @@ func testModelDataParallel[A ops.Act](t *testing.T, w *spmd.World) {
 		p := traintest.RandomParams(cfg, 1)
 		in, targets := traintest.RandomTokens(batch*T, cfg.Vocab, 2), traintest.RandomTokens(batch*T, cfg.Vocab, 3)
 		want := traintest.ZeroLike(p)
-		wantLoss := traintest.Reference(cfg, p).Batch(in, targets, T, want)
+		wantLoss := reference(cfg, p).Batch(in, targets, T, want)
 
 		m, s := testModel[A](t, w, cfg, p, batch)
 		r, err := parallel.NewReducer(w.Comm(), m.GradGroups(), parallel.ReducerConfig{BucketBytes: 1 << 14})
@@ -330,7 +330,7 @@ func testLogits[A ops.Act](t *testing.T, w *spmd.World) {
 		m, s := testModel[A](t, w, cfg, p, 1)
 		in := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2)
 		targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
-		ib, ref := traintest.BufferOf(t, w, in), traintest.Reference(cfg, p)
+		ib, ref := traintest.BufferOf(t, w, in), reference(cfg, p)
 		for _, n := range []int{1, 2, 17, cfg.SeqMax} {
 			want := float64(n) * ref.Batch(in[:n], targets[:n], n, nil)
 			if n > 1 {

@@ -1,3 +1,3 @@
-// Package traintest has what the tests of train share: a reference model in float64, random weights
-// and tokens, and buffers to fill and read.
+// Package traintest has what the tests of train share: small models, random weights and tokens, and
+// buffers to fill and read.
 package traintest

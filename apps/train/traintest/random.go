@@ -99,3 +99,12 @@ func RandomWords(n int) []byte {
 	}
 	return []byte(b.String()[:n])
 }
+
+// ZeroLike returns zeros in the shapes of p.
+func ZeroLike(p map[string][]float64) map[string][]float64 {
+	g := map[string][]float64{}
+	for name, x := range p {
+		g[name] = make([]float64, len(x))
+	}
+	return g
+}
