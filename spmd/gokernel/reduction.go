@@ -196,36 +196,27 @@ func (r *Reduction[T]) none() (acc [Lanes]T) {
 
 // Extreme returns the largest value of T, or with sign -1 the smallest.
 func Extreme[T Number](sign int) T {
-	var v any
+	var most, least any
 	switch any(T(0)).(type) {
 	case int32:
-		v = int32(math.MaxInt32)
-		if sign < 0 {
-			v = int32(math.MinInt32)
-		}
+		most, least = int32(math.MaxInt32), int32(math.MinInt32)
 	case uint32:
-		v = uint32(math.MaxUint32)
-		if sign < 0 {
-			v = uint32(0)
-		}
+		most, least = uint32(math.MaxUint32), uint32(0)
 	case int64:
-		v = int64(math.MaxInt64)
-		if sign < 0 {
-			v = int64(math.MinInt64)
-		}
+		most, least = int64(math.MaxInt64), int64(math.MinInt64)
 	case uint64:
-		v = uint64(math.MaxUint64)
-		if sign < 0 {
-			v = uint64(0)
-		}
+		most, least = uint64(math.MaxUint64), uint64(0)
 	case float32:
-		v = float32(math.Inf(sign))
+		most, least = float32(math.Inf(1)), float32(math.Inf(-1))
 	case float64:
-		v = math.Inf(sign)
+		most, least = math.Inf(1), math.Inf(-1)
 	default: // complex numbers have no order
-		v = T(0)
+		return 0
 	}
-	return v.(T)
+	if sign < 0 {
+		return least.(T)
+	}
+	return most.(T)
 }
 
 func (r *Reduction[T]) of(a, b T) T {

@@ -316,11 +316,8 @@ func (u *unit) param(v *types.Var, t types.Type, written bool) param {
 		p.kind, p.c = pointer, u.CType(v.Pos(), t.Elem())
 	case *types.Basic:
 		p.c = u.CType(v.Pos(), p.t)
-		if t.Kind() == types.Int16 || t.Kind() == types.Uint16 {
-			if !ir.SmallFloat(p.t) {
-				u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32",
-					v.Name())
-			}
+		if (t.Kind() == types.Int16 || t.Kind() == types.Uint16) && !ir.SmallFloat(p.t) {
+			u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32", v.Name())
 		}
 	default:
 		p.kind, p.c = structure, u.CType(v.Pos(), p.t)
@@ -342,7 +339,6 @@ func (u *unit) named(k *kernel, by string) {
 		args := k.args[:min(len(k.args), sig.TypeParams().Len())]
 		if sig.TypeParams().Len() <= len(k.args) && sig.Params().Len() == 2 && sig.Results().Len() == 1 &&
 			k.op == "by" {
-			ok = true
 			for _, v := range []*types.Var{sig.Params().At(0), sig.Params().At(1), sig.Results().At(0)} {
 				ok = ok && types.Identical(ir.TypeOf(v, sig, args), k.result)
 			}

@@ -173,11 +173,8 @@ func (g *goFile) kernel(list []*kernel) {
 	name := k.fn.Name()
 	tparams, targs := "", ""
 	if l := k.decl.Type.TypeParams; l != nil {
-		var parts []string
-		for _, f := range l.List {
-			parts = append(parts, f.Names[0].Name+" "+g.node(f.Type))
-		}
-		tparams, targs = "["+strings.Join(parts, ", ")+"]", "["+l.List[0].Names[0].Name+"]"
+		of := l.List[0].Names[0].Name
+		tparams, targs = "["+of+" "+g.node(l.List[0].Type)+"]", "["+of+"]"
 	}
 	p := g.plan(k)
 	variable, host := g.own(name+"Kernels"), g.own("host"+title(name))
@@ -263,24 +260,17 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	}
 	shape := fmt.Sprintf("gokernel.Shape{Dims: %d, Each: %d, Grain: %d, Args: %d, Written: %#x, One: %#x",
 		k.dims, k.each(), grain, len(p.args), p.written, p.one)
-	if p.small != 0 {
-		shape += fmt.Sprintf(", Small: %#x", p.small)
+	field := func(set bool, format string, value any) {
+		if set {
+			shape += fmt.Sprintf(", "+format, value)
+		}
 	}
-	if n := k.pack(); n > 1 {
-		shape += fmt.Sprintf(", Pack: %d", n)
-	}
-	if k.loops {
-		shape += ", Loops: true"
-	}
-	if k.row > 0 {
-		shape += fmt.Sprintf(", Row: %d", k.row)
-	}
-	if k.onHost != "" && k.op != "" {
-		shape += ", AtOnce: true"
-	}
-	if k.part != "" {
-		shape += ", Tolerance: " + k.part
-	}
+	field(p.small != 0, "Small: %#x", p.small)
+	field(k.pack() > 1, "Pack: %d", k.pack())
+	field(k.loops, "Loops: %v", true)
+	field(k.row > 0, "Row: %d", k.row)
+	field(k.onHost != "" && k.op != "", "AtOnce: %v", true)
+	field(k.part != "", "Tolerance: %s", k.part)
 	shape += "}"
 	if k.op == "" {
 		return fmt.Sprintf("gokernel.New(%q, %q, %s, %s, %s", k.symbol, k.types, g.sourceName, shape, host)

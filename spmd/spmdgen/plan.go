@@ -58,8 +58,6 @@ func (g *goFile) plan(k *kernel) plan {
 	}
 	for _, e := range p.extents {
 		p.params = append(p.params, e+" int")
-	}
-	for _, e := range p.extents {
 		p.args = append(p.args, "spmd.I64("+e+")")
 	}
 	if k.op != "" {

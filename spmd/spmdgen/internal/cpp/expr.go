@@ -123,21 +123,17 @@ func (p *printer) constant(at token.Pos, v constant.Value, t types.Type) string 
 
 // float prints a constant with the bits that Go gives it.
 func float(v constant.Value, single bool) string {
-	var text string
+	f, _ := constant.Float64Val(v)
+	bits, suffix := 64, ""
 	if single {
-		f, _ := constant.Float32Val(v)
-		text = strconv.FormatFloat(float64(f), 'g', -1, 32)
-	} else {
-		f, _ := constant.Float64Val(v)
-		text = strconv.FormatFloat(f, 'g', -1, 64)
+		f32, _ := constant.Float32Val(v)
+		f, bits, suffix = float64(f32), 32, "f"
 	}
+	text := strconv.FormatFloat(f, 'g', -1, bits)
 	if !strings.ContainsAny(text, ".e") {
 		text += ".0"
 	}
-	if single {
-		text += "f"
-	}
-	return text
+	return text + suffix
 }
 
 // plain reports whether C++ computes x op y of two values of a type as Go does, with the same type.

@@ -21,7 +21,11 @@ func (p *printer) conversion(e *ir.Expr) string {
 // single prints f(float64(x)), which becomes a float32, in single precision if math cannot say
 // it otherwise. A constant must be the same in it.
 func (p *printer) single(e *ir.Expr) (string, bool) {
-	if e.Op != ir.Library || e.Obj.Pkg().Path() != "math" || !mathSingle[e.Obj.Name()] {
+	if e.Op != ir.Library || e.Obj.Pkg().Path() != "math" {
+		return "", false
+	}
+	c := mathFunctions[e.Obj.Name()]
+	if strings.Contains(c, ":") || strings.HasPrefix(c, "__") || c == "fma" { // which have no form for float
 		return "", false
 	}
 	var args []string
@@ -40,7 +44,7 @@ func (p *printer) single(e *ir.Expr) (string, bool) {
 			return "", false
 		}
 	}
-	return mathFunctions[e.Obj.Name()] + "f(" + strings.Join(args, ", ") + ")", true
+	return c + "f(" + strings.Join(args, ", ") + ")", true
 }
 
 // mathFunctions are the functions of package math that have the same meaning in C.
@@ -55,9 +59,6 @@ var mathFunctions = map[string]string{"Sqrt": "sqrt", "Abs": "fabs", "Exp": "exp
 	"Float32bits": "__float_as_uint", "Float32frombits": "__uint_as_float", "Float64bits": "spmd::double_bits",
 	"Float64frombits": "spmd::bits_double"}
 
-// mathSingle are the functions with a form for float in C.
-var mathSingle = map[string]bool{}
-
 // bitsFunctions are the functions of package math/bits.
 var bitsFunctions = map[string]string{"Mul64": "spmd::mul64"}
 
@@ -68,9 +69,6 @@ func init() {
 			bitsFunctions[name+size] = "spmd::" + c + "<uint" + size + "_t>"
 		}
 		bitsFunctions[name] = bitsFunctions[name+"64"]
-	}
-	for name, c := range mathFunctions {
-		mathSingle[name] = !strings.Contains(c, ":") && !strings.HasPrefix(c, "__") && name != "FMA"
 	}
 }
 

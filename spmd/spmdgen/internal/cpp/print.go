@@ -240,30 +240,24 @@ func (p *printer) leave(t *target) {
 
 func (p *printer) branch(s *ir.Stmt) {
 	inner := true // no loop lies between
-	for i := len(p.at) - 1; ; i-- {
-		t := p.at[i]
-		switch {
-		case t.of != s.Of:
-		case t.of.Kind == ir.Elements:
-			p.line("return;")
-			return
-		case s.Kind == ir.Continue && t.onContinue != "":
-			p.line("goto %s;", t.onContinue)
-			return
-		case s.Kind == ir.Continue:
-			p.line("continue;")
-			return
-		case inner && t.of.Kind != ir.Block:
-			p.line("break;")
-			return
-		default:
-			if t.onBreak == "" {
-				t.onBreak = p.fresh("end")
-			}
-			p.line("goto %s;", t.onBreak)
-			return
+	i := len(p.at) - 1
+	for ; p.at[i].of != s.Of; i-- {
+		inner = inner && p.at[i].of.Kind == ir.Block
+	}
+	switch t := p.at[i]; {
+	case s.Of.Kind == ir.Elements:
+		p.line("return;")
+	case s.Kind == ir.Continue && t.onContinue != "":
+		p.line("goto %s;", t.onContinue)
+	case s.Kind == ir.Continue:
+		p.line("continue;")
+	case inner && s.Of.Kind != ir.Block:
+		p.line("break;")
+	default:
+		if t.onBreak == "" {
+			t.onBreak = p.fresh("end")
 		}
-		inner = inner && t.of.Kind == ir.Block
+		p.line("goto %s;", t.onBreak)
 	}
 }
 

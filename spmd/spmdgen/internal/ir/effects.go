@@ -107,11 +107,12 @@ func (l *lowering) analyse() {
 			switch s.Kind {
 			case Declare:
 				into(s.V, s.X)
-				if s.V.Type == nil && s.V.parts == nil {
-					s.V.parts = make([]Roots, len(s.X.resultTypes()))
-				}
 				if s.V.Type == nil {
-					for i, r := range s.X.results() {
+					results := s.X.results()
+					if s.V.parts == nil {
+						s.V.parts = make([]Roots, len(results))
+					}
+					for i, r := range results {
 						grown = s.V.parts[i].add(r) || grown
 					}
 				}
@@ -149,19 +150,6 @@ func (l *lowering) analyse() {
 		_, written := c.writes[Root{v, false}]
 		l.fn.Reads, l.fn.Writes = append(l.fn.Reads, read), append(l.fn.Writes, written)
 	}
-}
-
-// resultTypes returns the types of a call's results.
-func (e *Expr) resultTypes() []types.Type {
-	if e.Op == Call {
-		return e.Fn.Results
-	}
-	sig := e.Obj.Signature()
-	all := make([]types.Type, sig.Results().Len())
-	for i := range all {
-		all[i] = sig.Results().At(i).Type()
-	}
-	return all
 }
 
 // outlives refuses pointers that live longer than the variable that they point to.

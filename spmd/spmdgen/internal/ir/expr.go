@@ -22,25 +22,18 @@ func (l *lowering) operands(places int, all ...func() *Expr) (got []*Expr) {
 		if by := (*l.out)[from:]; len(by) > 0 {
 			by = append([]*Stmt{}, by...)
 			before = append(before, by...)
-			var first []*Stmt
+			*l.out = (*l.out)[:from]
 			for k, e := range got {
 				l.order = append(l.order, open{e, k < places, by})
-				if !e.calls() {
-					continue
-				}
-				if k < places {
-					v := l.temporary("place", e.Type, e.At)
-					v.Ref = e
-					first = append(first, &Stmt{Kind: Refer, At: e.At, V: v, To: e})
-					got[k] = local(v)
-				} else {
-					v := l.temporary("value", e.Type, e.At)
-					v.Init = e
-					first = append(first, &Stmt{Kind: Declare, At: e.At, V: v, X: e})
-					got[k] = local(v)
+				switch {
+				case !e.calls():
+				case k < places:
+					got[k] = l.refer(e, e.At)
+				default:
+					got[k] = l.keep("value", e)
 				}
 			}
-			*l.out = append(append((*l.out)[:from], first...), by...)
+			*l.out = append(*l.out, by...)
 		}
 		got = append(got, x)
 	}
@@ -161,9 +154,7 @@ func (l *lowering) place(e ast.Expr) *Expr {
 	x := l.expr(e)
 	for b := x; ; b = b.Args[0] {
 		switch b.Op {
-		case Local:
-			return x
-		case Deref:
+		case Local, Deref:
 			return x
 		case Index:
 			if _, ok := b.Args[0].Type.Underlying().(*types.Slice); ok {
@@ -298,16 +289,15 @@ func (l *lowering) address(x *Expr, at token.Pos) *Expr {
 func (l *lowering) indexed(e *ast.IndexExpr) *Expr {
 	x := l.expr(e.X)
 	if x.Type != nil {
-		if x = behind(x); x.Type != nil {
-			switch x.Type.Underlying().(type) {
-			case *types.Slice:
-				return x
-			case *types.Array:
-				if x.Op == Call || x.Op == Literal || x.Op == Convert {
-					return l.keep("array", x)
-				}
-				return x
+		x = behind(x)
+		switch x.Type.Underlying().(type) {
+		case *types.Slice:
+			return x
+		case *types.Array:
+			if x.Op == Call || x.Op == Literal || x.Op == Convert {
+				return l.keep("array", x)
 			}
+			return x
 		}
 	}
 	l.Refuse(e.Pos(), "a kernel cannot index %s", l.inPackage(x.Type))

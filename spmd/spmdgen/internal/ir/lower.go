@@ -64,9 +64,7 @@ func (u *Unit) Translate(at token.Pos, f *types.Func, args []types.Type) *Functi
 	if r := u.Failure(d); r != nil {
 		panic(r)
 	}
-	if _, ok := u.Decls[name]; ok {
-		u.used[name] = true
-	}
+	u.used[name] = true
 	u.use(d)
 	u.working = append(u.working, f)
 	l := &lowering{Unit: u, fn: &Function{Of: f, Args: args, Row: RowsOf(d)}, vars: map[types.Object]*Var{},
@@ -110,6 +108,14 @@ func (l *lowering) declare(v *Var, x *Expr) {
 func (l *lowering) keep(name string, x *Expr) *Expr {
 	v := l.temporary(name, x.Type, x.At)
 	l.declare(v, x)
+	return local(v)
+}
+
+// refer emits a temporary that stands for a place.
+func (l *lowering) refer(place *Expr, at token.Pos) *Expr {
+	v := l.temporary("place", place.Type, at)
+	v.Ref = place
+	l.emit(&Stmt{Kind: Refer, At: at, V: v, To: place})
 	return local(v)
 }
 
@@ -366,10 +372,7 @@ func (l *lowering) set(to, values []ast.Expr, at token.Pos) {
 	}
 	for _, i := range where {
 		if places[i].Op != Local {
-			v := l.temporary("place", places[i].Type, at)
-			v.Ref = places[i]
-			l.emit(&Stmt{Kind: Refer, At: at, V: v, To: places[i]})
-			places[i] = local(v)
+			places[i] = l.refer(places[i], at)
 		}
 	}
 	for i, e := range to {

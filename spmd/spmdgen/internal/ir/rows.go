@@ -13,19 +13,13 @@ import (
 // writes to memory. The threads meet before memory is used again.
 func (l *lowering) rows() {
 	r := &rows{lowering: l}
-	var find func(list []*Stmt)
-	find = func(list []*Stmt) {
-		for _, s := range list {
-			if s.Kind == Range {
-				r.begin(s)
-				continue
-			}
-			find(s.Body)
-			find(s.Else)
-			find(s.Post)
+	Walk(l.fn.Body, func(s *Stmt) bool {
+		found := s.Kind == Range
+		if found {
+			r.begin(s)
 		}
-	}
-	find(l.fn.Body)
+		return !found
+	})
 	r.place()
 	smallest, apart := int64(16), false
 	for _, s := range r.loops {
@@ -319,7 +313,11 @@ func (r *rows) place() {
 			if s.To != nil && (s.Kind != Assign && s.Kind != Update && s.Kind != Refer || !mark(s.To, true)) {
 				s.To.Walk(visit)
 			}
-			if _, array := underlying(s.X).(*types.Array); s.Kind != Elements || !array || s.X.Op != Local {
+			array := false // of which the loop has only the length
+			if s.Kind == Elements && s.X.Op == Local {
+				_, array = s.X.Type.Underlying().(*types.Array)
+			}
+			if !array {
 				s.X.Walk(visit)
 			}
 			for _, a := range s.Args {
@@ -357,11 +355,4 @@ func (r *rows) place() {
 	for _, s := range r.loops {
 		s.Row.Kept = slices.DeleteFunc(s.Row.Kept, func(v *Var) bool { return v.Place != Kept })
 	}
-}
-
-func underlying(e *Expr) types.Type {
-	if e == nil || e.Type == nil {
-		return nil
-	}
-	return e.Type.Underlying()
 }
