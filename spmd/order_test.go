@@ -3,6 +3,7 @@ package spmd_test
 import (
 	"errors"
 	"fmt"
+	"go/types"
 	"os"
 	"runtime"
 	"slices"
@@ -81,10 +82,10 @@ func TestCallsInOrderAll(t *testing.T) {
 	}
 	all := testkit.Calls(t)
 	for name, s := range all {
-		stream, of := testkit.Takes(s, "Stream"), s.Recv()
-		comm := testkit.Takes(s, "Comm") || of != nil && testkit.Holds(of.Type(), "Comm")
-		memory := testkit.Takes(s, "Buffer") ||
-			of != nil && strings.HasPrefix(name, "spmd.") && testkit.Holds(of.Type(), "Buffer")
+		stream, of := parameterHolds(s, "Stream"), s.Recv()
+		comm := parameterHolds(s, "Comm") || of != nil && valueHolds(of.Type(), "Comm")
+		memory := parameterHolds(s, "Buffer") ||
+			of != nil && strings.HasPrefix(name, "spmd.") && valueHolds(of.Type(), "Buffer")
 		if need := stream && comm || !stream && memory; need != slices.Contains(checked, name) {
 			t.Errorf("%s: needs a row of orderedCalls, or a place among the untouched: %v", name, need)
 		}
@@ -439,4 +440,43 @@ func callsInOrder(t *testing.T, w *spmd.World) {
 			}
 		}
 	}
+}
+
+// valueHolds reports whether a value of a type is, or holds, one of a type of package spmd, such as
+// Buffer. A function that the value holds does not count.
+func valueHolds(t types.Type, name string) bool { return holdsNew(t, name, map[types.Type]bool{}) }
+
+func holdsNew(t types.Type, name string, seen map[types.Type]bool) bool {
+	if seen[t] {
+		return false
+	}
+	seen[t] = true
+	switch t := t.(type) {
+	case *types.Named:
+		if o := t.Obj(); o.Pkg() != nil && o.Pkg().Path() == "lockstep/spmd" && o.Name() == name {
+			return true
+		}
+		return holdsNew(t.Underlying(), name, seen)
+	case *types.Alias:
+		return holdsNew(types.Unalias(t), name, seen)
+	case interface{ Elem() types.Type }: // pointers, slices, arrays, maps
+		return holdsNew(t.Elem(), name, seen)
+	case *types.Struct:
+		for f := range t.Fields() {
+			if holdsNew(f.Type(), name, seen) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// parameterHolds reports whether a parameter of a function holds a value of a type of package spmd.
+func parameterHolds(s *types.Signature, name string) bool {
+	for p := range s.Params().Variables() {
+		if valueHolds(p.Type(), name) {
+			return true
+		}
+	}
+	return false
 }

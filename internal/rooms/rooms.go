@@ -149,24 +149,6 @@ func roomOf(pkg string) *room {
 	return nil
 }
 
-// forbidden returns the imports that house does not allow, each as "importer -> imported", and
-// the packages without a room.
-func forbidden(pkgs []pkg) (imports, homeless []string) {
-	for _, p := range pkgs {
-		from := roomOf(p.path)
-		if from == nil {
-			homeless = append(homeless, p.path)
-			continue
-		}
-		for _, name := range p.imports {
-			if to := roomOf(name); to != nil && to != from && !slices.Contains(from.below, to.name) {
-				imports = append(imports, p.path+" -> "+name)
-			}
-		}
-	}
-	return imports, homeless
-}
-
 // arrows returns which rooms import from which, without those that follow from others.
 func arrows(pkgs []pkg) map[string][]string {
 	to := map[string]map[string]bool{}

@@ -53,6 +53,24 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// forbidden returns the imports that house does not allow, each as "importer -> imported", and
+// the packages without a room.
+func forbidden(pkgs []pkg) (imports, homeless []string) {
+	for _, p := range pkgs {
+		from := roomOf(p.path)
+		if from == nil {
+			homeless = append(homeless, p.path)
+			continue
+		}
+		for _, name := range p.imports {
+			if to := roomOf(name); to != nil && to != from && !slices.Contains(from.below, to.name) {
+				imports = append(imports, p.path+" -> "+name)
+			}
+		}
+	}
+	return imports, homeless
+}
+
 // Packages on top of spmd use nothing of its inside but own and kernels. Those that compute
 // use no own, so a library outside of this module can do the same.
 func TestHelpersStandOutside(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	rand "math/rand/v2"
+	"slices"
 	"testing"
 
 	"lockstep/apps/train/layout"
@@ -281,7 +282,7 @@ func (l *launches[A]) layerNorm() {
 	out, mean, rstd := fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n), fresh[float32](l.T, l.w, n)
 	e.LayerNormForward(out, mean, rstd, x, &ops.Norm{W: weight, B: bias}, ops.Cast{})
 	mu, inv := stats(rowsOf(xv, C))
-	check(l, "layernorm forward", out, traintest.Flat(refNorm(rowsOf(xv, C), wv, cv)), 1e-5, abs)
+	check(l, "layernorm forward", out, slices.Concat(refNorm(rowsOf(xv, C), wv, cv)...), 1e-5, abs)
 	check(l, "mean", mean, mu, 1e-5, 1e-5)
 
 	dout, dv := l.acts(n*C, 1)
@@ -289,7 +290,7 @@ func (l *launches[A]) layerNorm() {
 	dw, dwv := l.floats(C, 1)
 	db, dbv := l.floats(C, 1)
 	gw, gb := make([]float64, C), make([]float64, C)
-	gx := traintest.Flat(refNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
+	gx := slices.Concat(refNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb)...)
 	dc, dcv := l.floats(C, 1)
 	e.LayerNormBackward(ops.NormGrad[A]{DX: dx, DOut: dout, X: x, Mean: put[float32](l.T, l.w, mu),
 		Rstd: put[float32](l.T, l.w, inv), Norm: &ops.Norm{W: weight, B: bias, DW: dw, DB: db},

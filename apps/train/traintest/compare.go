@@ -2,7 +2,6 @@ package traintest
 
 import (
 	"math"
-	"slices"
 	"testing"
 
 	"lockstep/spmd"
@@ -25,9 +24,6 @@ func Near(t *testing.T, name string, got []float32, want []float64, rel, abs flo
 		}
 	}
 }
-
-// Flat returns rows one after the other.
-func Flat(x [][]float64) []float64 { return slices.Concat(x...) }
 
 // Must returns a number that comes without an error.
 func Must(n int, err error) int {
