@@ -101,14 +101,14 @@ func inFramework(function, file string) bool {
 		path, pkg = function[:i+1], function[i+1:]
 	}
 	pkg, _, _ = strings.Cut(pkg, ".")
-	switch full := path + pkg; {
-	case full == "runtime", full == "reflect", full == "iter", full == "sync", full == "lockstep/host",
-		full == "lockstep/cudampi", full == "lockstep/nccl", full == "lockstep/cuda", full == "lockstep/spmd":
-		return true
-	default:
-		return strings.HasPrefix(full, "lockstep/internal/") || strings.HasPrefix(full, "lockstep/cuda/") ||
-			strings.HasPrefix(full, "lockstep/spmd/")
+	top, below, _ := strings.Cut(strings.TrimPrefix(path+pkg, "lockstep/"), "/")
+	switch top {
+	case "runtime", "reflect", "iter", "sync":
+		return below == ""
+	case "host", "cudampi", "nccl", "cuda", "spmd", "internal":
+		return strings.HasPrefix(path, "lockstep/")
 	}
+	return false
 }
 
 // Frame is one line of a goroutine's stack.
