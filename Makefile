@@ -71,7 +71,7 @@ TESTS = $(FLAGS) ./spmd ./launch/plan ./spmd/internal/watch ./apps/train ./apps/
 # 40 test programs are linked at most.
 ROOMS = ./spmd ./apps/train/trainer ./spmd/internal/watch ./launch/plan $(addprefix ./spmd/,arrayfile blas checkpoint fft gokernel \
 	parallel random vector internal/...) $(addprefix ./apps/train/,. gpt layout ops text) ./cudampi ./cuda ./nccl ./host \
-	$(addprefix ./internal/,elem process rooms) ./launch/scaffold
+	$(addprefix ./internal/,elem rooms) ./launch/scaffold
 QUICK := test test-all test-slow test-costs
 $(QUICK): export GOGC ?= 400
 $(QUICK): export OMPI_MCA_pml ?= ob1

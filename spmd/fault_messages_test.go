@@ -86,9 +86,9 @@ func otherType(how string) func(context.Context, *spmd.World, bool) error {
 			send = func() error { return c.Group(func() error { return spmd.Send(c, x, 0) }) }
 			recv = func() error { return c.Group(func() error { return spmd.Recv(c, y, 2) }) }
 		case how == "sendrecv":
-			x2, y2 := x.Slice(0, 0), y.Slice(0, 0)
-			send = func() error { return spmd.SendRecv(c, x2, 0, x, 0) }
-			recv = func() error { return spmd.SendRecv(c, y, 2, y2, 2) }
+			none := y.Slice(0, 0) // goes the other way, and is of one type
+			send = func() error { return errors.Join(spmd.Send(c, x, 0), spmd.Recv(c, none, 0)) }
+			recv = func() error { return spmd.SendRecv(c, y, 2, none, 2) }
 		}
 		switch {
 		case victim:
